@@ -272,7 +272,8 @@ def _chart(panel: Panel, scope: Scope) -> timeseries.Panel:
         built = built.with_target(_target(curve, scope, number).legend_format(_legend(curve)).range())
         for value, look in _LOOKS.get(curve.legend.strip("{}"), {}).items():
             colour = {"mode": "fixed", "fixedColor": look.colour}
-            built = built.override_by_name(value, [Property("displayName", look.name), Property("color", colour)])
+            name = f"{look.name}, USD/h" if panel.unit == "money/h" else look.name
+            built = built.override_by_name(value, [Property("displayName", name), Property("color", colour)])
         if curve.dashed:
             built = built.override_by_query(_ref_id(number), [_DASHED])
         if curve.over_stack:
@@ -281,8 +282,11 @@ def _chart(panel: Panel, scope: Scope) -> timeseries.Panel:
 
 
 def _legend(curve: Curve) -> str:
-    """Return a legend in Grafana's syntax, `{{gpu}}` for `{gpu}`, with the node where the metric is a node's."""
-    of_node = curve.live is not None and not curve.live.of_a_run
+    """Return a legend in Grafana's syntax, `{{gpu}}` for `{gpu}`, with the node where the metric is a node's.
+
+    Values that have a look are found by their bare name: they are of panels about one node.
+    """
+    of_node = curve.live is not None and not curve.live.of_a_run and curve.legend.strip("{}") not in _LOOKS
     return re.sub(r"\{(\w+)\}", r"{{\1}}", f"{curve.legend} · {{instance}}" if of_node else curve.legend)
 
 

@@ -108,6 +108,22 @@ def test_counts_of_gpus_are_counts_a_minute_after_the_start_of_prometheus(tmp_pa
     judge(tmp_path, series, expected, "60s", "30s")
 
 
+def test_an_alert_about_a_run_on_several_nodes_is_on_the_board_of_each(tmp_path: Path) -> None:
+    info = 'gpuwatch_run_info{{job="gpuwatch",instance="{}",run="r1",rank="{}",user="alice",job_id="7"}}'
+    alert = 'ALERTS{alertname="GpuStarved",alertstate="firing",severity="warning",run="r1",user="alice",job_id="7"}'
+    series = [{"series": each, "values": "1x10"} for each in (info.format("n1", 0), info.format("n2", 1), alert)]
+    [board] = [p for p in load("gpuwatch-fleet")["panels"] if p["title"] == "Alerts"]
+    expected = {
+        filled(board["targets"][0]["expr"].replace("$instance", instance)): {
+            '{alertname="GpuStarved", severity="warning", run="r1", user="alice", job_id="7"}': 1.0
+        }
+        if shown
+        else {}
+        for instance, shown in ((".*", True), ("n2", True), ("n3", False))
+    }
+    judge(tmp_path, series, expected, "3m")
+
+
 @pytest.mark.parametrize(
     ("at", "begins", "ends"),
     [("10m30s", True, False), ("15m", False, False), ("20m30s", False, True), ("25m", False, False)],

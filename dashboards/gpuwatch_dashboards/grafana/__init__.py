@@ -13,7 +13,6 @@ from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.config import Config
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, require
-from gpuwatch.tools.reports.display import UNITS
 
 FLEET, NODE, RUN = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"
 """The dashboards' uids, which their URLs contain. Never changed: links and bookmarks depend on them."""
@@ -69,8 +68,7 @@ def _fitted(content: str, config: Config) -> str:
     for default, own in zip(_recorded(Config()), _recorded(config), strict=True):
         content = content.replace(default, own)
     content = content.replace(_JOB, f'job=\\"{config.alerts.job}\\"')
-    currency = config.prices.currency
-    return content if currency == "USD" else content.replace(UNITS["money"].grafana, f"currency:{currency}")
+    return content.replace("USD", config.prices.currency)
 
 
 def _recorded(config: Config) -> list[str]:

@@ -45,8 +45,7 @@ def _over_range(label: str, kinds: str, series: str = _HOURS) -> str:
 
     Each window is recorded once, so that their sum is the range's; a series adds nothing for windows it is absent from.
     """
-    by = f" by ({label})" if label else ""
-    return f'sum{by} (sum_over_time({series}{{kind=~"{kinds}", {_SELECTED}}}[$__range]))'
+    return f'sum by ({label}) (sum_over_time({series}{{kind=~"{kinds}", {_SELECTED}}}[$__range]))'
 
 
 def _of_losers(values: str) -> str:
@@ -55,12 +54,14 @@ def _of_losers(values: str) -> str:
 
 
 def _alerts() -> str:
-    """Return the firing alerts with their owners: the alert's own labels, else the run's or the GPU's owner."""
+    """Return the firing alerts with owners: their own labels, else the run's or GPU's. A run's is on all its nodes."""
     same, firing = f"or on ({', '.join(_ALERT)})", f'ALERTS{{alertstate="firing", {_NODES}'
     nameless = f'max by ({", ".join(_ALERT)}) ({firing}, user=""}})'
     owner = f"max by ({{}}, user, job_id) ({{}}{{{{{_SELECTED}}}}})"
     return (
         f'max by ({", ".join(_ALERT)}, user, job_id) ({firing}, user!="", user=~"$user", job_id=~"$job"}})\n'
+        f'{same} max by ({", ".join(_ALERT)}, user, job_id) (ALERTS{{alertstate="firing", instance="", user=~"$user",\n'
+        f'job_id=~"$job"}} and on (run) gpuwatch_run_info{{run!="", {_SELECTED}}})\n'
         f"{same} {nameless} * on (run) group_left (user, job_id)\n"
         f"topk by (run) (1, {owner.format('run', 'gpuwatch_run_info')})\n"
         f"{same} {nameless} * on (instance, gpu) group_left (user, job_id)\n"

@@ -16,7 +16,6 @@ _GPU_SECONDS = "gpuwatch_gpu_seconds_total"
 GPU_STATES = Query(_GPU_SECONDS, by=(*_EACH, "state"), over=Query(_GPU_SECONDS, by=_EACH))
 """Each GPU's shares of time, for the tables of GPUs."""
 
-
 _GPM = (
     ("gpu_sm_active", "Multiprocessors busy", "Which share of them is busy? (Intensity, not presence.)", "sm_active"),
     ("gpu_tensor", "Tensor cores busy", "For which share of the time are the tensor cores busy?", "tensor_active"),
@@ -28,11 +27,11 @@ def _per_gpu(key: str, title: str, question: str, metric: str, empty: str = NO_R
     return detail(key, title, empty=empty).asks(question, line("GPU {gpu}", metric))
 
 
-def _traffic(link: str, title: str, question: str) -> Panel:
-    """Return the chart of a link's traffic by GPU, as GPM measures it."""
-    received, sent = (f"gpuwatch_gpu_{link}_{way}_bytes_per_second" for way in ("receive", "transmit"))
+def _traffic(key: str, title: str, question: str, metric: str) -> Panel:
+    """Return the chart of a link's traffic by GPU; `metric` has the place of "receive" or "transmit"."""
+    received, sent = (f"gpuwatch_gpu_{metric.format(way)}" for way in ("receive", "transmit"))
     lines = line("GPU {gpu} received", received), line("GPU {gpu} sent", sent)
-    return detail(f"gpu_{link}", title, empty=ONLY_FULL).asks(question, *lines)
+    return detail(f"gpu_{key}", title, empty=ONLY_FULL).asks(question, *lines)
 
 
 def _greatest(metric: str, labels: tuple[str, ...]) -> str:
@@ -98,12 +97,10 @@ GPU: tuple[Panel, ...] = (
         _per_gpu(key, title, question, f"gpuwatch_gpu_{what}_ratio", NOT_REPORTED)
         for key, title, question, what in _GPM
     ),
-    _traffic("nvlink", "NVLink traffic", "How fast does data come over NVLink?"),
-    _traffic("pcie", "PCIe traffic", "How fast does data come over PCIe?"),
-    detail("gpu_nvlink_counted", "NVLink traffic, counted", empty=ONLY_FULL).asks(
-        "How fast does data come over NVLink, where the driver counts it?",
-        line("GPU {gpu} received", "gpuwatch_gpu_nvlink_receive_bytes_total"),
-        line("GPU {gpu} sent", "gpuwatch_gpu_nvlink_transmit_bytes_total"),
+    _traffic("nvlink", "NVLink traffic", "How fast does data come over NVLink?", "nvlink_{}_bytes_per_second"),
+    _traffic("pcie", "PCIe traffic", "How fast does data come over PCIe?", "pcie_{}_bytes_per_second"),
+    _traffic(
+        "nvlink_counted", "NVLink traffic, counted", "How fast, where the driver counts it?", "nvlink_{}_bytes_total"
     ),
     detail("gpu_link_errors", "Link errors", empty="No error was counted.").asks(
         "Does a GPU's NVLink or PCIe link repeat what it sends?",

@@ -1,7 +1,7 @@
 """Panels about a node and its agent."""
 
 from gpuwatch_dashboards.panels.gpu import ONLY_FULL
-from gpuwatch_dashboards.panels.panel import Curve, Panel, alerts, detail, line, stat, table
+from gpuwatch_dashboards.panels.panel import Curve, Panel, alerts, detail, line, stack, stat, table
 from gpuwatch_dashboards.query import Match, Query
 
 LOST = "starved|idle|stalled"  # kinds of GPU time that is paid for and not used
@@ -121,9 +121,9 @@ NODE: tuple[Panel, ...] = (
         "What share of a job's whole time, restarts included, computed new steps?",
         line("job {job_id}", "gpuwatch_job_goodput_ratio"),
     ),
-    detail("job_time", "Time of jobs by state", empty=_NO_JOB).asks(
-        "What does the time go to that jobs take over all their attempts?",
-        line("{job_id} {state}", "gpuwatch_job_seconds_total"),
+    stack("job_time", "Time of jobs by state", more=True, empty=_NO_JOB).asks(
+        "Where does the time of jobs go, over all their attempts?",
+        line("{state}", "gpuwatch_job_seconds_total"),
     ),
     detail("job_attempts", "Attempts of jobs", empty=_NO_JOB).asks(
         "Is a job restarted again and again? New attempts a second.",

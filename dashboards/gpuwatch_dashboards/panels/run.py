@@ -72,7 +72,7 @@ RUN: tuple[Panel, ...] = (
         'max(job_id:gpuwatch_job_goodput:ratio and on (job_id) gpuwatch_run_info{run="$run"}'
         ' or job_id:gpuwatch_job_goodput:ratio{job_id="$run"})',
     ),
-    stack("declared_phases", "Declared phases", empty="No phase is declared by name (w.phase).", more=True).asks(
+    stack("declared_phases", "Declared phases", empty="None but eval and checkpoint (w.phase).", more=True).asks(
         "Which share of wall time goes to each phase that the training declares by name?",
         line("{phase}", "gpuwatch_phase_seconds_total", _SECONDS),
     ),

@@ -4,7 +4,7 @@ Both are drawn by the templates that reports use too (`PAGES`): what goes into t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -64,6 +64,8 @@ def card(
         return Card(
             f"panel-{panel.key}", PAGES.panel_head(panel.title, panel.question) + table(panel, traces, currency)
         )
+    if currency and panel.unit.startswith("money"):
+        panel = replace(panel, title=f"{panel.title}, {currency}")
     lines = drawn_lines(panel, traces)
     head = PAGES.panel_head(panel.title, panel.question, legend_values(panel, lines))
     if not any(len(line.points) > 1 for line in lines):
@@ -157,7 +159,7 @@ def findings(found: Sequence[Finding], now_s: float, live: bool) -> Markup:
     def facts(each: Finding) -> list[str]:
         facts = [SEVERITIES[each.severity].name, display(each.ratio, "ratio")]
         facts += [f"rank {each.rank}"] if each.rank is not None else []
-        facts += [f"GPU {each.gpu}"] if each.gpu else []
+        facts += [each.gpu] if each.gpu else []  # a UUID, which begins with "GPU-"
         return facts + ([f"for {duration(round(now_s - each.since_s))}"] if each.since_s is not None else [])
 
     return PAGES.findings(found, facts, live)

@@ -167,6 +167,7 @@ def line_option(
         columns[clock] = [*times]
         columns[f"v{number}"] = [None if v is None else round(v * scale.factor, digits) for v in values]
         series.append(_series(line, number, clock, alone=len(lines) == 1))
+    rows = max(map(len, columns.values()), default=0)  # ECharts reads as many of each column as the first one has
     if series:
         series[0] |= _lines_and_bands(marks, span)
         if limits := [value * scale.factor for value, _ in panel.thresholds()]:
@@ -177,7 +178,7 @@ def line_option(
         "tooltip": tooltip(scale),
         "xAxis": [time_axis(span), *([_PICK_AXIS] if pick else [])],
         "yAxis": value_axis(scale, top, whole=panel.unit == "ratio" and panel.maximum == 1.0),
-        "dataset": {"source": columns},
+        "dataset": {"source": {name: column + [None] * (rows - len(column)) for name, column in columns.items()}},
         "series": [*series, *([_pickable(top * scale.factor)] if pick else [])],
     }
 

@@ -96,7 +96,7 @@ def _socket(path: Path, machine: Machine) -> Outcome | None:
         return warning(f"{whose} is another user's, and is ignored", "ask its owner why it is there")
     if not machine.writes(path):
         return problem(
-            f"{whose}: this user may not write to it",
+            f"{whose}: permission denied; ask for the group gpuwatch",
             "groupadd --system gpuwatch; usermod -aG gpuwatch USER; log in again; restart the agent",
         )
     if not endpoint.is_listened_to(path):

@@ -142,7 +142,7 @@ KNOWN: dict[str, Accepted] = {
         lambda value: endpoint.checked(value, "it"),
         "ipc:///absolute/path.sock or tcp://ADDRESS:PORT",
     ),
-    **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "GRAFANA_PASSWORD", "TOKEN", "API_TOKEN")},
+    **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "NODE", "GRAFANA_PASSWORD", "TOKEN", "API_TOKEN")},
     **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO")},
     "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
     "GPUWATCH_LOG": (lambda value: value.lower() == "auto" or _FLAG[0](value), "auto"),

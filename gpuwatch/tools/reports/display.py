@@ -145,8 +145,8 @@ UNITS: dict[Unit, Shown] = {
     "celsius": Shown(_only(" °C"), "celsius", metric="celsius"),
     "hertz": Shown(((1e9, Scale(1e-9, " GHz")), (0.0, Scale(1e-6, " MHz"))), "hertz", metric="hertz"),
     "hours": Shown(_only(" h"), "h"),
-    "money": Shown(_only(""), "currencyUSD"),
-    "money/h": Shown(_only(" /h"), "currencyUSD"),
+    "money": Shown(_only(""), "currency:USD"),
+    "money/h": Shown(_only(" /h"), "currency:USD"),
     "up": Shown(_only("")),
 }
 """Every unit that a panel can have. `money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""

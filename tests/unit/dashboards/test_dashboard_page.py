@@ -129,6 +129,11 @@ def test_declared_rates_are_figures() -> None:
     assert "MFU" not in cards.verdict(RUN) and "tokens" not in cards.verdict(RUN)
 
 
+def test_finding_about_a_gpu_names_it_once() -> None:
+    html = cards.findings([replace(FINDING, gpu="GPU-5fa3")], 1070.0, live=True)
+    assert "· GPU-5fa3 ·" in html and "GPU GPU" not in html
+
+
 def test_past_findings_say_what_they_follow_from() -> None:
     root = replace(FINDING, seen_s=1090.0, predicted_range=(1.2, 2.6))
     burst = replace(FINDING, cause="burst_every_n", title="one slow step in 4", root="input_single_process")
@@ -198,12 +203,33 @@ def test_percentiles_are_lines_over_the_stack_and_no_part_of_it() -> None:
     assert [name for name, each in series.items() if "stack" in each] == ["computing", "data wait"]
     assert series["p95"]["lineStyle"]["width"] > 0 and "areaStyle" not in series["p95"]
     assert drawn["dataset"]["source"] == {
-        "t0": [1_000_000, 1_002_000], "v0": [40.0, 40.0], "v1": [60.0, 60.0], "t2": [1_001_000], "v2": [90.0], "v3": [400.0],
+        "t0": [1_000_000, 1_002_000], "v0": [40.0, 40.0], "v1": [60.0, 60.0], "t2": [1_001_000, None], "v2": [90.0, None], "v3": [400.0, None],
     }  # fmt: skip
     assert drawn["yAxis"]["max"] == 460.0  # room for the line, which is higher than the stack
     assert [(line.name, text) for line, text in legend_values(panel, lines)] == [
         ("p95", "400 ms"), ("p50", "90.0 ms"), ("data wait", "60.0 ms"), ("computing", "40.0 ms"),
     ]  # fmt: skip
+
+
+def test_every_line_is_drawn_to_its_end_however_short_the_first_one_is() -> None:
+    """ECharts reads as many values of each column as the first one has."""
+    panel = BY_KEY["findings"]
+    traces = [
+        Series({"cause": cause}, tuple((1000.0 + n, 0.5) for n in range(points)))
+        for cause, points in (("epoch_start_pause", 2), ("straggler", 5))
+    ]
+    source = line_option(panel, drawn_lines(panel, [traces]), SPAN)["dataset"]["source"]
+    assert {name: len(column) for name, column in source.items()} == {"t0": 5, "v0": 5, "t1": 5, "v1": 5}
+    assert (source["v0"], source["v1"]) == ([50.0, 50.0, None, None, None], [50.0] * 5)
+
+
+def test_a_chart_of_money_names_the_currency() -> None:
+    panel = BY_KEY["cost_by_kind"]
+    traces = [[Series({"kind": "useful"}, ((1000.0, 40.0), (1001.0, 41.0)))]]
+    drawn = cards.card(panel, traces, SPAN, currency="EUR")
+    assert ">Cost per hour, EUR</h2>" in drawn.head and drawn.spoken.startswith("Cost per hour, EUR: ")
+    assert ">Cost per hour</h2>" in cards.card(panel, traces, SPAN).head
+    assert "EUR" not in cards.card(BY_KEY["gpus_by_kind"], [*traces, []], SPAN, currency="EUR").head
 
 
 def test_chart_is_scaled_and_its_times_are_unix_ms() -> None:

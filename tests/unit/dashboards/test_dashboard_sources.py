@@ -108,6 +108,19 @@ def test_agent_fetches_each_metric_once_and_names_run_and_rank_where_they_count(
     assert [[t.last for t in of_query] for of_query in traces] == [[1.0], [1.0], []]
 
 
+@pytest.mark.parametrize("key", ["gpu_memory", "node_shm"])
+def test_agent_is_asked_for_both_parts_of_a_quotient_at_the_same_times(key: str) -> None:
+    asked: list[dict[str, str]] = []
+
+    def handler(path: str, timeout_s: float) -> Reply:
+        asked.extend(dict(parse_qsl(text)) for text in parse_qs(urlsplit(path).query)["q"])
+        return Reply(200, json.dumps({"answers": [{"metric": "m", "series": []}] * len(asked)}).encode())
+
+    agent(handler).evaluate([curve.query for curve in BY_KEY[key].curves], Scope(), Span(NOW - 60, NOW, 30))
+    used, size = ({name: each.get(name) for name in ("by", "pick", "points")} for each in asked)
+    assert used == size and used["pick"] is None
+
+
 def test_away_names_the_url_and_the_remedy() -> None:
     def refuse(path: str, timeout_s: float) -> Reply:
         raise ConnectionRefusedError(111, "Connection refused")

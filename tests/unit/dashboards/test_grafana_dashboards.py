@@ -21,6 +21,7 @@ from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.tools.reports.display import LOOKS
 from gpuwatch_dashboards import grafana
 from gpuwatch_dashboards.grafana import runbook_url
 from gpuwatch_dashboards.panels import BY_KEY, PANELS
@@ -228,7 +229,19 @@ def test_tables_show_each_of_their_columns_by_its_title() -> None:
         for p in o["properties"]
         if p["id"] == "unit"
     }
-    assert (units["GPU-hours"], units["Useful"], units["Lost money"]) == ("h", "percentunit", "currencyUSD")
+    assert (units["GPU-hours"], units["Useful"], units["Lost money"]) == ("h", "percentunit", "currency:USD")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_with_a_look_are_shown_by_its_name(name: str) -> None:
+    """Their overrides find a line by its legend: it has to be the bare value."""
+    shown = 0
+    for panel in panels(name):
+        looks = {o["matcher"]["options"] for o in panel["fieldConfig"]["overrides"] if o["matcher"]["id"] == "byName"}
+        for target in panel["targets"] if panel["type"] == "timeseries" and looks else ():
+            shown += target["legendFormat"] in [f"{{{{{label}}}}}" for label in LOOKS]
+            assert not re.search(r"\{\{(state|phase|percentile|kind)\}\}.", target["legendFormat"]), panel["title"]
+    assert shown >= 2
 
 
 def test_dashboards_fit_a_site_s_windows_scrape_job_and_currency() -> None:
@@ -237,7 +250,7 @@ def test_dashboards_fit_a_site_s_windows_scrape_job_and_currency() -> None:
     text = fitted["gpuwatch-fleet.json"]
     assert not re.search("(rate|increase|share)5m", text) and "owner_kind:gpuwatch_gpu_cost:increase10m" in text
     assert "owner_kind:gpuwatch_gpu_seconds:rate10m" in text
-    assert "USD" not in text and '"currency:EUR"' in text
+    assert "USD" not in text and '"currency:EUR"' in text and '"computing, EUR/h"' in text
     assert 'up{job=\\"agents\\"' in text
     assert (
         grafana.text(grafana.load()["gpuwatch-fleet.json"])

@@ -109,6 +109,7 @@ def test_a_socket_that_this_user_may_not_use(machine: MakeMachine, listener: Pat
         machine(socket_directories=(listener.parent,), uid=owner, writes=lambda path: path != listener)
     )
     assert refused.status == "problem" and "usermod -aG gpuwatch" in str(refused.remedy)
+    assert refused.found.endswith(": permission denied; ask for the group gpuwatch")
     if owner == 0:  # root's: the permission decides, whoever it is
         member = machine(socket_directories=(listener.parent,), uid=4242)
         assert hook_socket(member).status == "ok"
