@@ -78,9 +78,9 @@ def bptt_batchify(clock: Clock) -> None:
         optimizer.step()
 
 
-@program("outside_torch", says="sample_neighbours")
+@program("outside_torch", says="sample_neighbours|neighbour_sampling")
 def neighbour_sampling(clock: Clock) -> None:
-    """GraphSAGE: neighbours are drawn in Python for each batch; no loader."""
+    """GraphSAGE: neighbours are drawn in Python for each batch, and their features gathered; no loader."""
     links = [[random.randrange(5_000) for _ in range(20)] for _ in range(5_000)]
     features = torch.randn(5_000, 64)
     first, second = nn.Linear(128, 128), nn.Linear(128, 10)

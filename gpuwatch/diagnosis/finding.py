@@ -11,6 +11,7 @@ import msgspec
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import RankFacts, Window
 from gpuwatch.formatting import percent, size
+from gpuwatch.host.frames import Place
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
@@ -94,6 +95,11 @@ class RankSummary(msgspec.Struct, frozen=True):
 def measured(what: str, ratio: float | None, text: str) -> list[Evidence]:
     """Return a share (0–1) as evidence, with `{}` in its text replaced by it; nothing where it was not measured."""
     return [] if ratio is None else [Evidence(what, ratio, "ratio", text.format(percent(ratio)))]
+
+
+def place_evidence(place: Place | None, what: str = "a fetch") -> list[Evidence]:
+    """Return the user's own function in which the training thread was most often."""
+    return [] if place is None else measured("hottest function", place.ratio, f"{{}} of {what} is in {place}")
 
 
 def sized(what: str, count: int | None, text: str) -> list[Evidence]:

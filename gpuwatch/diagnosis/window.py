@@ -193,6 +193,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     gaps_s: float = 0.0
     """From one forward pass without gradients to the next pass, in a loop without a watched loader: an environment's time, for example."""
     gap_place: Place | None = None  # where most of that was spent, in the user's own code
+    between_place: Place | None = None  # the same for the time outside of steps and phases
     step_idle_ratio: float | None = None
     """Share of compute, at least, in which no thread of the training process had work for a core."""
     process_cores: float | None = None

@@ -20,7 +20,7 @@ import msgspec
 from gpuwatch.hook.identity import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
-from gpuwatch.ledger.events import DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
+from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.ledger.timeline import Timeline
@@ -261,6 +261,7 @@ class Accounts:
             fetch_place=None if frames is None else frames.most_frequent(DATA_WAIT),
             step_place=None if frames is None else frames.most_frequent(IN_STEP),
             gap_place=None if frames is None else frames.most_frequent(_GAP),
+            between_place=None if frames is None else frames.most_frequent(BETWEEN),
             gaps_s=self.recorder.gaps_ns / 1e9,
             step_idle_ratio=None if self.step_idle is None else self.step_idle.ratio,
             process_cores=None if self.step_idle is None else self.step_idle.cores,
@@ -327,13 +328,14 @@ class Accounts:
 
     def sample_frames(self) -> None:
         """Sample where the training thread is in the user's code. Called by another thread."""
-        from gpuwatch.host.frames import OwnFrames
+        from gpuwatch.host.frames import OwnFrames, interrupting
 
         recorder = self.recorder
-        doing = _GAP if recorder.gap_since_ns else recorder.doing()
-        if doing in (DATA_WAIT, IN_STEP, _GAP):
-            self.frames = self.frames or OwnFrames()
-            self.frames.sample(recorder.thread, doing)
+        with interrupting():
+            doing = _GAP if recorder.gap_since_ns else recorder.doing()
+            if doing in (DATA_WAIT, IN_STEP, BETWEEN, _GAP):
+                self.frames = self.frames or OwnFrames()
+                self.frames.sample(recorder.thread, doing)
 
     def loader_with_batch(self) -> Loader | None:
         """Return the loader's settings with the size of a batch."""

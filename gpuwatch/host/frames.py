@@ -2,9 +2,13 @@
 
 import re
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
+from random import random
 from types import FrameType
 from typing import NamedTuple
 
@@ -18,6 +22,7 @@ _FRAMEWORKS = re.compile(
 )
 """Never a user's own package, even where the user's code is an installed package itself."""
 _LEAST = 8  # fewer samples than this name no place
+_SWITCH_S = 1e-4
 
 
 def is_users(file: str) -> bool:
@@ -42,6 +47,22 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})"
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Interrupt the other threads wherever they are, at a random moment of the next ten milliseconds.
+
+    A thread that computes in Python keeps the interpreter's lock for 5 ms by default, and so until it gives the lock up by itself:
+    it would be seen at the same few calls only.
+    """
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        time.sleep(random() / 100)
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 class OwnFrames:

@@ -1,6 +1,6 @@
 """Where a device's time goes other than into waits for input: copies, host code, read-backs, compute, phases; and what its driver reports."""
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, found, measured, rule, speedup_without
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, measured, place_evidence, rule, speedup_without
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent, size
@@ -99,7 +99,7 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
 @rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
 def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, in the steps of a training on one CPU, the whole process often has nothing to run. Ranks may wait for each other."""
-    idle, place = window.step_idle_ratio, window.step_place
+    idle = window.step_idle_ratio
     if idle is None or idle < thresholds.step_idle or window.device != "cpu" or window.world_size > 1 or window.gpus:
         return None
     lost = idle * window.share(COMPUTE)
@@ -109,7 +109,7 @@ def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
         "the step itself waits: it sleeps, or waits for a file, the network or a lock",
         lost,
         *measured("idle in the step", idle, "in {} of the step no thread of the process has work for a core"),
-        *measured("hottest function", place and place.ratio, f"{{}} of the step is in {place}"),
+        *place_evidence(window.step_place, "the step"),
         severity="critical" if lost >= thresholds.input_share_critical else "warning",
         advice="move what waits out of the step, into a thread or to every N steps (logging, uploads, writing files, sleeps); "
         "a faster device does not shorten it",
@@ -170,6 +170,7 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
         "compute takes the time: the input keeps up",
         share,
         *measured("compute", share, "compute takes {} of the time"),
+        *place_evidence(window.step_place, "the step"),
         severity="info",
         advice="stop tuning the loader: a faster device, torch.compile or lower precision shorten the step",
     )

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, measured, rule
+from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, measured, place_evidence, rule
 from gpuwatch.diagnosis.prediction import WORTH, Plan, free_cores, plan, prefetch_of
 from gpuwatch.diagnosis.rules.input_rhythm import round_correlation
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
-from gpuwatch.host.frames import Place
-from gpuwatch.ledger.states import INPUT_WAIT
+from gpuwatch.ledger.states import INPUT_WAIT, OTHER
 
 input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="GpuStarved", runbook="GpuStarved", delays_rank="input")  # fmt: skip
 """Makes a rule about a slow loader, which has these facts in common with all of them."""
@@ -101,11 +100,6 @@ def queue_evidence(window: Window) -> list[Evidence]:
     ready = f"({window.ready_batches:.1f} batches ready on average)" if window.ready_batches is not None else ""
     text = f"the next batch was not ready at {{}} of the fetches {ready}"
     return measured("empty queue", window.empty_fetch_ratio, text)
-
-
-def place_evidence(place: Place | None, what: str = "a fetch") -> list[Evidence]:
-    """Return the user's own function in which the training thread was most often."""
-    return [] if place is None else measured("hottest function", place.ratio, f"{{}} of {what} is in {place}")
 
 
 def cpu_evidence(window: Window) -> list[Evidence]:
@@ -401,8 +395,19 @@ def passes_where(window: Window) -> str:
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass.
 
-    Or between forward passes without gradients: a rollout's environment, for example.
+    Or between forward passes without gradients: a rollout's environment, for example. Or outside of steps and phases, in one function.
     """
+    place, outside = window.between_place, window.share(OTHER) - sum(window.declared.values())
+    trains = len(window.steps) >= thresholds.min_steps
+    if trains and place is not None and place.ratio >= 0.5 and outside >= thresholds.phase_share:
+        return found(
+            f"much of the time passes outside of training steps, most of it in {place}",
+            outside,
+            *measured("outside steps", outside, "{} of the time passed outside of training steps and declared phases"),
+            *place_evidence(place, "it"),
+            advice='make it cheaper or do it less often; of a rollout, run several environments at once; `with w.phase("..."):` around it, '
+            "where w = gpuwatch.Watch(), gives it a name",
+        )
     if share := between_passes(window, thresholds):
         return found(
             f"much of the time {passes_where(window)}",

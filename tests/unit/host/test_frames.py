@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.host.frames import OWN, OwnFrames, Place, is_users, may_be_users
+from gpuwatch.host.frames import OWN, OwnFrames, Place, interrupting, is_users, may_be_users
 
 
 def slow_read(done: threading.Event) -> None:
@@ -79,3 +79,36 @@ def test_whose_a_file_is() -> None:
     assert not may_be_users("/v/lib/python3.11/site-packages/torch/nn/modules/module.py")
     assert not may_be_users(f"{OWN}hook/loop.py")
     assert str(Place("a.<locals>.b", "/x/y.py", 3, 1.0)) == "a.<locals>.b (y.py:3)"
+
+
+def test_a_thread_is_seen_within_python_code_that_keeps_the_interpreters_lock() -> None:
+    """Most of the time it computes, for less than 5 ms at a time: it was only seen where it then sleeps, which gives the lock up."""
+    done, frames = threading.Event(), OwnFrames()
+
+    def compute() -> None:
+        end_s = time.perf_counter() + 0.004
+        while time.perf_counter() < end_s:
+            pass
+
+    def pause() -> None:
+        time.sleep(0.0005)
+
+    def work() -> None:
+        while not done.is_set():
+            compute()
+            pause()
+
+    usual_s = sys.getswitchinterval()
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(200):
+            with interrupting():
+                frames.sample(thread.ident, "step")
+            time.sleep(0.002)
+    finally:
+        done.set()
+        thread.join()
+    place = frames.most_frequent("step")
+    assert place is not None and place.function.endswith("compute") and place.ratio > 0.5
+    assert sys.getswitchinterval() == usual_s

@@ -221,6 +221,23 @@ def test_an_environment_between_forward_passes_is_no_evaluation() -> None:
     assert outside_torch(on_device) is None, "the device may compute meanwhile"
 
 
+def test_a_function_outside_of_steps_that_takes_long_is_named() -> None:
+    columns = steps(100, 0.001, 0.029)
+    rollout = window(columns, states_s=states(columns, other=6.0), between_place=ENV)
+    (finding,) = [each for each in diagnose(rollout) if each.cause == "outside_torch"]
+    assert (finding.ratio, finding.severity) == (pytest.approx(6 / 9, abs=0.01), "warning")
+    assert finding.title == "much of the time passes outside of training steps, most of it in CartPole.step (env.py:41)"
+    named = replace(rollout, declared_s={"rollout": 6.0})
+    one = replace(window(steps(1, 0.001, 0.029), states_s=states(columns, other=6.0)), between_place=ENV)
+    for other in (
+        named,
+        one,
+        replace(rollout, between_place=None),
+        replace(rollout, between_place=ENV._replace(ratio=0.4)),
+    ):
+        assert "outside_torch" not in [each.cause for each in diagnose(other)]
+
+
 def test_passes_without_gradients_that_compute_are_an_evaluation_or_a_rollout() -> None:
     columns = steps(100, 0.001, 0.059)
     evaluated = window(columns, states_s=states(columns, eval=4.0), bounded_by_optimizer=True, gaps_s=1.4)
