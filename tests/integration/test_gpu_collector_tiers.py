@@ -207,12 +207,20 @@ def test_xids_of_a_split_gpu_are_read(nvml, collector, clock):
     assert values(collector, "GPU-h")["last_xid",] == 48
 
 
-def test_instances_that_the_agent_may_not_see(nvml, collector):
-    """In a container that may not monitor MIG: without a list of the GPU's processes it is not known to be free."""
-    calls = ("nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetComputeRunningProcesses_v3")
-    nvml.write([replace(HOPPER, mig=MIG, errors=dict.fromkeys(calls, pynvml.NVML_ERROR_NO_PERMISSION))])
+def test_instance_that_the_agent_may_not_see_hides_no_other(nvml, collector, monkeypatch):
+    """In a container that may not monitor MIG. Its processes, where the driver lists them, are on none of the others."""
+    find = pynvml.nvmlDeviceGetMigDeviceHandleByIndex
+
+    def first_alone(handle, index):
+        if index == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        return find(handle, index)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", first_alone)
+    nvml.write([replace(HOPPER, mig=MIG, processes=((7, GIB, 0), (9, GIB, 1)))])
     collector.collect()
-    assert collector.processes() == {} and [device.uuid for device in collector.devices()] == ["GPU-h"]
+    assert collector.processes() == {"GPU-h": (7, 9), "MIG-a": (7,)}
+    assert [round(7 * device.size_ratio, 6) for device in collector.devices()] == [4, 3]
 
 
 def test_every_throttle_reason_of_the_driver_is_told(nvml, collector, clock):
