@@ -43,7 +43,7 @@ _STATES = ", ".join(GPU_STATES)
 
 CATALOGUE: tuple[Metric, ...] = (
     # the ledgers
-    Metric("gpuwatch_gpu_seconds_total", "counter", "seconds", f"Wall clock of a GPU by state: {_STATES}.", (*GPU, "state"), "seen"),
+    Metric("gpuwatch_gpu_seconds_total", "counter", "seconds", f"Wall clock of a GPU by state: {_STATES}. Of a MIG instance, and of what is left of a split GPU, times gpuwatch_gpu_mig_ratio: GPU-seconds.", (*GPU, "state"), "seen"),
     Metric("gpuwatch_gpu_ledger_watermark_timestamp_seconds", "gauge", "timestamp", "Unix time up to which a GPU's ledger is final.", GPU),
     Metric("gpuwatch_run_seconds_total", "counter", "seconds", "Wall clock of a training process by state.", (*RUN, "state"), "seen"),
     Metric("gpuwatch_ledger_watermark_timestamp_seconds", "gauge", "timestamp", "Unix time up to which a run's ledger is final.", RUN),
@@ -124,10 +124,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_gpu_xid_errors_total", "counter", "count", "XID errors that the driver reported since the agent started.", GPU, "counted"),
     Metric("gpuwatch_gpu_last_xid", "gauge", "count", "Number of the last XID error; absent before the first.", GPU),
     Metric("gpuwatch_gpu_last_xid_timestamp_seconds", "gauge", "timestamp", "Unix time of the last XID error; absent before the first.", GPU),
-    Metric("gpuwatch_gpu_mig_info", "info", "count", "A MIG instance of a GPU.", (*GPU, "GPU_I_ID", "GPU_I_PROFILE")),
-    Metric("gpuwatch_gpu_mig_memory_used_bytes", "gauge", "bytes", "Memory in use of a MIG instance.", (*GPU, "GPU_I_ID")),
-    Metric("gpuwatch_gpu_mig_memory_total_bytes", "gauge", "bytes", "Memory of a MIG instance.", (*GPU, "GPU_I_ID")),
-    Metric("gpuwatch_gpu_mig_sm_active_ratio", "gauge", "ratio", "Share of a MIG instance's multiprocessors that were busy (GPM).", (*GPU, "GPU_I_ID")),
+    Metric("gpuwatch_gpu_mig_ratio", "gauge", "ratio", "Size of a MIG instance as a share of its GPU, by compute slices; of a split GPU itself (no GPU_I_ID) the share that is in no instance; of others absent.", (*GPU, "GPU_I_ID", "GPU_I_PROFILE")),
+    Metric("gpuwatch_gpu_engine_active_ratio", "gauge", "ratio", "Share of time in which a MIG instance's compute engines, one of each slice, were busy, in place of the utilization that a split GPU does not have (GPM).", GPU),
     Metric("gpuwatch_processes_without_hook", "gauge", "count", "Processes with a context on some GPU of this node that no hook reports, their own children not counted; absent where no process list is known."),
     Metric("gpuwatch_gpus_seen", "gauge", "count", "GPUs that the driver lists now."),
     Metric("gpuwatch_gpus_expected", "gauge", "count", "The most GPUs that the driver has listed since the agent started."),

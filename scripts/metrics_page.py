@@ -18,7 +18,8 @@ HEAD = """\
 Served by the agent at `/metrics` (port 9478), written from `gpuwatch/metrics.py` by `make golden`. Base units; ratios are 0–1; `_total`
 is a counter, `_info` is 1 with facts as labels. What was not measured is absent, never 0.
 
-Join with dcgm-exporter by `gpu` and `UUID`, with node_exporter by `instance`. `run` is a unique id; its name for people, its job and
+Join with dcgm-exporter by `gpu` and `UUID` (of a MIG instance by the number before the colon of its `gpu`, and the
+`GPU_I_ID` of `gpuwatch_gpu_mig_ratio`), with node_exporter by `instance`. `run` is a unique id; its name for people, its job and
 its user are in `gpuwatch_run_info`.
 
 Series that stay at 0 are not served. A counter that is served from its first count on is 0 for two scrapes first, so that `increase` sees

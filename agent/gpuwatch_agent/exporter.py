@@ -116,14 +116,15 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
     """Yield a GPU's ledger, its owner and, while it is held idle, a process that holds it."""
     key = (account.gpu, account.uuid)
     for state in GPU_STATES:
-        yield Sample("gpuwatch_gpu_seconds_total", account.ledger.totals_ns[state] / 1e9, (*key, state))
+        seconds = account.ledger.totals_ns[state] / 1e9 * account.size_ratio
+        yield Sample("gpuwatch_gpu_seconds_total", seconds, (*key, state))
     energy = account.ledger.energy
     for kind, joules in by_kind(energy.joules).items() if energy.counter is not None else ():
         yield Sample("gpuwatch_gpu_energy_joules_total", joules, (*key, kind))
     for state, joules in energy.joules.items():
         yield Sample("gpuwatch_gpu_state_energy_joules_total", joules, (*key, state))
     for shared_by, seconds in account.shared_s.items():
-        yield Sample("gpuwatch_gpu_shared_seconds_total", seconds, (*key, *shared_by))
+        yield Sample("gpuwatch_gpu_shared_seconds_total", seconds * account.size_ratio, (*key, *shared_by))
     watermark_s = (account.ledger.watermark_ns + wall_offset_ns) / 1e9
     yield Sample("gpuwatch_gpu_ledger_watermark_timestamp_seconds", watermark_s, key)
     run = account.run

@@ -8,11 +8,15 @@
 directory=${GPUWATCH_RUN_DIR:-/run/gpuwatch}
 user=${SLURM_JOB_UID:-0}
 
+# Of a MIG instance SLURM_JOB_GPUS has no device file's number; its UUID is in the variable for CUDA.
+gpus=${SLURM_JOB_GPUS:-}
+case ${CUDA_VISIBLE_DEVICES:-} in *MIG-*) gpus=$CUDA_VISIBLE_DEVICES ;; esac
+
 # The folder is there from the first job on, also of one without GPUs: from then on a GPU that no job has is known to be free.
-if [ -d "$directory" ] && mkdir -p "$directory/allocations" && [ -n "${SLURM_JOB_GPUS:-}" ]; then
+if [ -d "$directory" ] && mkdir -p "$directory/allocations" && [ -n "$gpus" ]; then
     file=$directory/allocations/slurm-$SLURM_JOB_ID.json
     printf '{"gpus": ["%s"], "job": "%s", "user": "%s", "account": "%s"}\n' \
-        "$SLURM_JOB_GPUS" "$SLURM_JOB_ID" "${SLURM_JOB_USER:-}" "${SLURM_JOB_ACCOUNT:-}" >"$file.new" && mv "$file.new" "$file"
+        "$gpus" "$SLURM_JOB_ID" "${SLURM_JOB_USER:-}" "${SLURM_JOB_ACCOUNT:-}" >"$file.new" && mv "$file.new" "$file"
 fi
 
 if [ "$user" != 0 ] && [ -d "$directory" ] && mkdir -p "$directory/jobs"; then

@@ -206,5 +206,11 @@ class Prices:
                 raise ConfigError(f"models: {model!r} has a character that no model name has")
 
     def hourly(self, models: Iterable[str]) -> list[float]:
-        """Return what an hour of each of these GPUs costs; [] without any price."""
-        return [] if self.gpu_hour is None else [self.models.get(model, self.gpu_hour) for model in models]
+        """Return what an hour of each of these GPUs costs, of a MIG instance its compute slices' share; [] without any price."""
+        return [] if self.gpu_hour is None else [self._hour(model, self.gpu_hour) for model in models]
+
+    def _hour(self, name: str, otherwise: float) -> float:
+        model, _, profile = name.partition(" MIG ")  # "NVIDIA A30 MIG 2g.12gb", "… MIG 1c.3g.40gb"
+        slices = re.match(r"(\d+)[cg]\.", profile)
+        of = 4 if re.search(r"\bA30\b|\bRTX PRO\b", model) else 7
+        return self.models.get(model, otherwise) * (int(slices[1]) / of if slices else 1)

@@ -110,9 +110,10 @@ DENSE_PEAKS = {
 
 
 def dense_peak(model: str) -> Peak | None:
-    """Return the peak of a model as the driver names it ("NVIDIA A100-SXM4-80GB"); None for one that is not in the table."""
+    """Return the peak of a model as the driver names it ("NVIDIA A100-SXM4-80GB"); None for a MIG instance, and one that is not in the table."""
     words = model.replace("-", " ") + " "
-    return next((peak for name, peak in DENSE_PEAKS.items() if words.startswith(name + " ")), None)
+    fits = (peak for name, peak in DENSE_PEAKS.items() if words.startswith(name + " ") and " MIG " not in words)
+    return next(fits, None)
 
 
 class Throughput(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gpuwatch_agent.gpus.allocations import read_folder
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import require, wait_for
@@ -221,6 +222,20 @@ def test_the_last_job_of_a_user_takes_the_access_with_it(tmp_path: Path) -> None
         assert script("epilog", 1) == (True, True)
         assert script("epilog", 2) == (False, False)
         assert script("epilog", 2) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cuda", "expected"),
+    [("0,3", "0,1", ("0", "3")), ("2,5", "MIG-5c1b,MIG-77aa", ("MIG-5c1b", "MIG-77aa")), ("0", None, ("0",))],
+)
+def test_prolog_names_the_jobs_gpus_and_mig_instances(
+    tmp_path: Path, gpus: str, cuda: str | None, expected: tuple[str, ...]
+) -> None:
+    env = {**os.environ, "GPUWATCH_RUN_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": gpus}
+    env |= {} if cuda is None else {"CUDA_VISIBLE_DEVICES": cuda}
+    subprocess.run([ROOT / "deploy/slurm/prolog.sh"], env=env, check=True, timeout=20)
+    (found,) = read_folder(tmp_path / "allocations")
+    assert (found.gpus, found.owner.job) == (expected, "7")
 
 
 def _run(agent: Agent) -> dict[str, object] | None:

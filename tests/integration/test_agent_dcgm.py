@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,8 @@ from tests.integration.test_agent_gpus import Ledgers
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import wait_for
 
-PAGE = (Path(__file__).parents[1] / "fixtures/dcgm/l40s.txt").read_text().replace("GPU-l40s", "GPU-0")
+FIXTURES = Path(__file__).parents[1] / "fixtures/dcgm"
+PAGE = (FIXTURES / "l40s.txt").read_text().replace("GPU-l40s", "GPU-0")
 
 
 class Exporter:
@@ -83,3 +85,33 @@ def test_gpus_through_an_exporter(tmp_path: Path, exporter: Exporter) -> None:
         agent.metrics()
         agent.metrics()
         assert exporter.asked - asked <= 2  # a scrape asks nobody
+
+
+def test_mig_instances_have_activity_from_the_exporter_and_processes_from_nvml(
+    tmp_path: Path, exporter: Exporter
+) -> None:
+    """A recorded page of an A800 in three instances, with the profiling fields that it was printed without."""
+    labels = 'gpu="0",UUID="GPU-mig",device="nvidia0",GPU_I_PROFILE="2g.20gb"'
+    values = {"DEV_GPU_UTIL": 0, "DEV_FB_USED": 512, "PROF_SM_ACTIVE": 0}
+    fields = [f'DCGM_FI_{n}{{{labels},GPU_I_ID="{i}"}} {v}' for n, v in values.items() for i in (3, 5, 6)]
+    fields += [f'DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{labels},GPU_I_ID="{i}"}} {v}' for i, v in ((3, 0.75), (5, 0), (6, 0))]
+    exporter.page = "\n".join([(FIXTURES / "a800-mig.txt").read_text().rstrip(), *fields, ""])
+    nvml, mig = FakeNvml(tmp_path), tuple((i, "2g.20gb", 0, 20 << 30, f"MIG-{i}") for i in (3, 5, 6))
+    processes = ((os.getpid(), 1 << 30, 0), (os.getppid(), 1 << 30, 1))
+    nvml.write([FakeGpu(uuid="GPU-mig", mig=mig, processes=processes), FakeGpu(uuid="GPU-whole")])
+    with Agent(tmp_path, "--dcgm", exporter.url, environment=nvml.environment()) as agent:
+
+        def states() -> dict[str, str]:
+            return {each["uuid"]: each["state"] for each in agent.get("/api/v1/status")["gpus"]}
+
+        expected = {"MIG-3": "busy_unattributed", "MIG-5": "held_idle", "MIG-6": "unallocated"}
+        expected |= {"GPU-mig": "unallocated", "GPU-whole": "unallocated"}
+        wait_for("each has its state", lambda: states() == expected, 40, 0.5)
+        page = agent.metrics()
+        assert {k[1:]: round(7 * v, 6) for k, v in page.items() if k[0] == "gpuwatch_gpu_mig_ratio"} == {
+            ("0", "GPU-mig", "", ""): 1,
+            **{(f"0:{n}", f"MIG-{i}", str(i), "2g.20gb"): 2 for n, i in enumerate((3, 5, 6))},
+        }
+        assert page["gpuwatch_gpu_memory_used_bytes", "0:1", "MIG-5"] == 512 << 20
+        assert page["gpuwatch_gpu_power_watts", "0", "GPU-mig"] == 78.446
+        assert not any(k[0] == "gpuwatch_gpu_utilization_ratio" for k in page)

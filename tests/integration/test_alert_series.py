@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,13 @@ def agent_shapes(folder: Path) -> set[Shape]:
     try:
         with kubelet(folder / "kubelet.sock") as pods:
             pods.devices = [Devices("vision", "train-0", "trainer", "nvidia.com/gpu", ("GPU-3",))]
-            nvml.write([_gpu(n) for n in range(5)])
+            mig = ((1, "3g.40gb", 0, 40 << 30), (5, "2g.20gb", 0, 20 << 30))
+            split = replace(_gpu(5), mig=mig)
+            nvml.write([*(_gpu(n) for n in range(5)), split])
             with agent, Trainer(agent, run="r1") as trainer, Trainer(agent, run="r2", job="8"):
                 agent.wait_run("r1")
                 agent.wait_run("r2")
-                nvml.write([_gpu(0, trainer.pid), _gpu(1, idler.pid), _gpu(2), _gpu(3), _gpu(4)])
+                nvml.write([_gpu(0, trainer.pid), _gpu(1, idler.pid), _gpu(2), _gpu(3), _gpu(4), split])
 
                 def owned() -> set[Shape] | None:
                     found = shapes(agent.get_text("/metrics"))

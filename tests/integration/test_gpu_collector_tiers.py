@@ -25,6 +25,7 @@ HOPPER = FakeGpu(
     nvlink_transmit_kib=2048,
     nvlink_receive_kib=1024,
     gpm={
+        pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: 90.0,
         pynvml.NVML_GPM_METRIC_SM_UTIL: 87.5,
         pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: 40.0,
         pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: 31.25,
@@ -150,25 +151,76 @@ def test_xids_are_counted_from_the_agents_start_with_number_and_time(nvml, colle
     assert (found["xid_errors_total",], found["last_xid",]) == (3, 31)
 
 
-def test_mig_instances_by_their_gpu_instance_id(nvml, collector, clock):
-    mig = ((1, "3g.40gb", 2 * GIB, 40 * GIB), (5, "1g.10gb", 0, 10 * GIB))
-    nvml.write([replace(HOPPER, mig=mig, errors={"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_NOT_SUPPORTED})])
+MIG = ((1, "3g.40gb", 2 * GIB, 40 * GIB, "MIG-a"), (5, "1g.10gb", 0, 10 * GIB, "MIG-b"))
+
+
+def test_mig_instance_has_its_own_values_and_none_of_its_gpus(nvml, collector, clock):
+    nvml.write([replace(HOPPER, mig=MIG, processes=((7, GIB, 0), (8, GIB, 0), (9, GIB, 1)))])
     for _ in range(3):
-        found = values(collector, "GPU-h")
+        found = {uuid: values(collector, uuid) for uuid in ("GPU-h", "MIG-a", "MIG-b")}
         clock.now_s += 1
-    assert {key: value for key, value in found.items() if key[0].startswith("mig_")} == pytest.approx(
-        {
-            ("mig_info", "1", "3g.40gb"): 1,
-            ("mig_memory_used_bytes", "1"): 2 * GIB,
-            ("mig_memory_total_bytes", "1"): 40 * GIB,
-            ("mig_sm_active_ratio", "1"): 0.4375,
-            ("mig_info", "5", "1g.10gb"): 1,
-            ("mig_memory_used_bytes", "5"): 0,
-            ("mig_memory_total_bytes", "5"): 10 * GIB,
-            ("mig_sm_active_ratio", "5"): 0.4375,
-        }
-    )
-    assert ("utilization_ratio",) not in found
+    about = ("info", HOPPER.name, HOPPER.pci_bus_id, "550.54.15")
+    both = {about: 1, ("engine_active_ratio",): 0.45, ("sm_active_ratio",): 0.4375}
+    sizes = {("memory_used_bytes",): 2 * GIB, ("memory_total_bytes",): 40 * GIB, ("processes",): 2}
+    assert found["MIG-a"] == pytest.approx({**both, **sizes, ("mig_ratio", "1", "3g.40gb"): 3 / 7})
+    sizes = {("memory_used_bytes",): 0, ("memory_total_bytes",): 10 * GIB, ("processes",): 1}
+    assert found["MIG-b"] == pytest.approx({**both, **sizes, ("mig_ratio", "5", "1g.10gb"): 1 / 7})
+    assert found["GPU-h"]["mig_ratio", "", ""] == pytest.approx(3 / 7)  # the rest
+    assert not {("utilization_ratio",), ("engine_active_ratio",)} & set(found["GPU-h"])
+    assert {("power_watts",), ("sm_clock_hertz",), ("sm_active_ratio",)} <= set(found["GPU-h"])
+    assert collector.processes() == {"GPU-h": (7, 8, 9), "MIG-a": (7, 8), "MIG-b": (9,)}
+    assert [(str(d.index), d.uuid, d.name.partition(" MIG ")[2]) for d in collector.devices()] == [
+        ("0", "GPU-h", ""),
+        ("0:0", "MIG-a", "3g.40gb"),
+        ("0:1", "MIG-b", "1g.10gb"),
+    ]
+    gpus = {(s.metric, s.value) for s in collector.collect() if s.metric.startswith("gpuwatch_gpus_")}
+    assert gpus == {("gpuwatch_gpus_seen", 1), ("gpuwatch_gpus_expected", 1)}
+
+
+def test_instances_are_listed_again_every_ten_seconds(nvml, collector, clock):
+    def sizes():
+        collector.collect()
+        return {device.uuid: round(7 * device.size_ratio, 6) for device in collector.devices()}
+
+    nvml.write([replace(HOPPER, mig=MIG), OLDER])
+    assert sizes() == {"GPU-h": 3, "MIG-a": 3, "MIG-b": 1, "GPU-o": 7}
+    nvml.write([replace(HOPPER, mig=(MIG[0], (2, "4g.40gb", 0, 40 * GIB, "MIG-c"))), OLDER])
+    clock.now_s += 5
+    assert sizes() == {"GPU-h": 3, "MIG-a": 3, "MIG-b": 1, "GPU-o": 7}
+    clock.now_s += 5
+    assert sizes() == {"GPU-h": 0, "MIG-a": 3, "MIG-c": 4, "GPU-o": 7}
+    # a driver that fails for a moment has not put the GPU together again
+    nvml.write([replace(HOPPER, mig=MIG, errors={"nvmlDeviceGetMigMode": pynvml.NVML_ERROR_UNKNOWN}), OLDER])
+    clock.now_s += 5
+    assert sizes() == {"GPU-h": 0, "MIG-a": 3, "MIG-c": 4, "GPU-o": 7}
+    nvml.write([HOPPER, OLDER])
+    clock.now_s += 30
+    assert sizes() == {"GPU-h": 7, "GPU-o": 7}
+
+
+def test_xids_of_a_split_gpu_are_read(nvml, collector, clock):
+    nvml.write([replace(HOPPER, mig=MIG)])
+    values(collector, "GPU-h")
+    nvml.write([replace(HOPPER, mig=MIG, xids=(48,))])
+    clock.now_s += 1
+    assert values(collector, "GPU-h")["last_xid",] == 48
+
+
+def test_instance_that_the_agent_may_not_see_hides_no_other(nvml, collector, monkeypatch):
+    """In a container that may not monitor MIG. Its processes, where the driver lists them, are on none of the others."""
+    find = pynvml.nvmlDeviceGetMigDeviceHandleByIndex
+
+    def first_alone(handle, index):
+        if index == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        return find(handle, index)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", first_alone)
+    nvml.write([replace(HOPPER, mig=MIG, processes=((7, GIB, 0), (9, GIB, 1)))])
+    collector.collect()
+    assert collector.processes() == {"GPU-h": (7, 9), "MIG-a": (7,)}
+    assert [round(7 * device.size_ratio, 6) for device in collector.devices()] == [4, 3]
 
 
 def test_every_throttle_reason_of_the_driver_is_told(nvml, collector, clock):

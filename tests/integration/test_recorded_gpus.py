@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,15 @@ def write(nvml: FakeNvml, machine: str, state: str) -> None:
 
 
 def values(collector: GpuCollector, *, full: bool = True) -> Values:
-    """Values of one turn by (metric without its prefix, labels beyond gpu and UUID). Raises: AssertionError for a series given twice."""
+    """Values of one turn by (metric without its prefix, labels beyond gpu and UUID), of MIG device 1 as "1 metric".
+
+    Raises: AssertionError for a series given twice.
+    """
     samples: list[Any] = list(check(collector.collect()))
     samples = [s for s in samples if isinstance(s, Sample) and s.metric.startswith("gpuwatch_gpu_")]
-    assert all(s.labels[:2] == ("0", UUID) for s in samples)
+    of = {("0", UUID): ""} | {(f"0:{index}", f"MIG-{UUID}-{index}"): f"{index} " for index in range(7)}
     kept = samples if full else [s for s in standard(samples) if isinstance(s, Sample)]
-    found = {(s.metric.removeprefix("gpuwatch_gpu_"), *s.labels[2:]): s.value for s in kept}
+    found = {(of[s.labels[:2]] + s.metric.removeprefix("gpuwatch_gpu_"), *s.labels[2:]): s.value for s in kept}
     assert len(found) == len(kept)
     return found
 
@@ -75,10 +79,17 @@ def expected(machine: str, state: str) -> Values:
             wanted["throttled", reason] = float(bool(seen["event_reasons"] & bits))
     if "processes" in seen:
         wanted["processes",] = len(seen["processes"])
-    for instance, profile, used_mib, total_mib in seen["mig"] or ():
-        wanted["mig_info", str(instance), profile.partition("c.")[2] or profile] = 1
-        wanted["mig_memory_used_bytes", str(instance)] = used_mib * MIB
-        wanted["mig_memory_total_bytes", str(instance)] = total_mib * MIB
+    left = 7
+    for index, (instance, profile, used_mib, total_mib) in enumerate(seen["mig"] or ()):
+        left -= int(profile[0])
+        wanted[f"{index} mig_ratio", str(instance), profile] = int(profile[0]) / 7
+        wanted[f"{index} info", found["gpu"]["name"], found["gpu"]["pci_bus_id"], found["driver"]] = 1
+        wanted[f"{index} memory_used_bytes",] = used_mib * MIB
+        wanted[f"{index} memory_total_bytes",] = total_mib * MIB
+        if "processes" in seen:
+            wanted[f"{index} processes",] = 0  # no recording has whose they are
+    if seen["mig"]:
+        wanted["mig_ratio", "", ""] = left / 7
     return wanted
 
 
@@ -90,7 +101,9 @@ def test_what_is_served_is_what_was_recorded(
     assert values(collector) == pytest.approx(expected(machine, state))
     listed = recording(machine)["states"][state].get("processes")
     processes = {UUID: tuple(pid for pid, used in sorted(listed))} if listed is not None else {}
-    assert collector.processes() == processes
+    found = collector.processes()
+    assert {uuid: pids for uuid, pids in found.items() if uuid == UUID} == processes
+    assert not any(pids for uuid, pids in found.items() if uuid != UUID)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
@@ -103,36 +116,28 @@ def test_doctor_takes_every_recorded_gpu_for_one_that_answers(nvml: FakeNvml, ma
     assert (facts.driver, facts.cuda) == (found["driver"], tuple(map(int, found["cuda"].split("."))))
 
 
-def test_h200_in_five_compute_instances_is_four_instances(nvml: FakeNvml, collector: GpuCollector) -> None:
-    """Two compute instances share the first GPU instance and its memory: one series, and the profile is the GPU instance's."""
+def test_h200_in_five_compute_instances_is_five_parts(nvml: FakeNvml, collector: GpuCollector) -> None:
+    """Two compute instances share the first GPU instance and its memory: each has a UUID, and its own compute slices."""
     write(nvml, "h200-mig", "load")
-    assert values(collector, full=False) == {
-        ("info", "NVIDIA H200", "00000000:83:00.0", "590.48.01"): 1,
-        ("memory_used_bytes",): 16_959 * MIB,
-        ("memory_total_bytes",): 143_771 * MIB,
-        ("power_watts",): 295.01,
-        ("temperature_celsius",): 36,
-        ("throttled", "power"): 0,
-        ("throttled", "thermal"): 0,
-        ("throttled", "hardware"): 0,
-        ("sm_clock_hertz",): 1.98e9,
-        ("processes",): 3,
-        ("mig_info", "2", "3g.71gb"): 1,
-        ("mig_memory_used_bytes", "2"): 16_925 * MIB,
-        ("mig_memory_total_bytes", "2"): 71_424 * MIB,
-        ("mig_info", "3", "2g.35gb"): 1,
-        ("mig_memory_used_bytes", "3"): 17 * MIB,
-        ("mig_memory_total_bytes", "3"): 33_280 * MIB,
-        ("mig_info", "9", "1g.18gb"): 1,
-        ("mig_memory_used_bytes", "9"): 9 * MIB,
-        ("mig_memory_total_bytes", "9"): 16_384 * MIB,
-        ("mig_info", "10", "1g.18gb"): 1,
-        ("mig_memory_used_bytes", "10"): 9 * MIB,
-        ("mig_memory_total_bytes", "10"): 16_384 * MIB,
+    found = values(collector, full=False)
+    assert {key[0] for key in found if key[0][0].isalpha()} == {
+        *("info", "memory_used_bytes", "memory_total_bytes", "power_watts", "temperature_celsius", "throttled"),
+        *("sm_clock_hertz", "processes", "mig_ratio"),
     }
+    sizes = {key: round(7 * value, 6) for key, value in found.items() if key[0].endswith("mig_ratio")}
+    assert sizes == {
+        ("mig_ratio", "", ""): 0,
+        ("0 mig_ratio", "2", "1c.3g.71gb"): 1,
+        ("1 mig_ratio", "2", "2c.3g.71gb"): 2,
+        ("2 mig_ratio", "3", "2g.35gb"): 2,
+        ("3 mig_ratio", "9", "1g.18gb"): 1,
+        ("4 mig_ratio", "10", "1g.18gb"): 1,
+    }
+    used = [found[f"{index} memory_used_bytes",] // MIB for index in range(5)]
+    assert used == [16_925, 16_925, 17, 9, 9] and found["memory_used_bytes",] == 16_959 * MIB
 
 
-def test_instance_of_two_compute_instances_is_sampled_once_a_turn(
+def test_activity_of_an_instance_of_two_compute_instances_is_neithers(
     nvml: FakeNvml, collector: GpuCollector, clock: Clock
 ) -> None:
     gpm = {pynvml.NVML_GPM_METRIC_SM_UTIL: 80.0}
@@ -140,8 +145,8 @@ def test_instance_of_two_compute_instances_is_sampled_once_a_turn(
     for _ in range(3):
         found = values(collector)
         clock.now_s += 1
-    active = {key[1]: value for key, value in found.items() if key[0] == "mig_sm_active_ratio"}
-    assert active == pytest.approx({"2": 0.4, "3": 0.4, "9": 0.4, "10": 0.4})
+    active = {key[0]: value for key, value in found.items() if key[0].endswith("sm_active_ratio")}
+    assert active == pytest.approx({"sm_active_ratio": 0.8} | {f"{index} sm_active_ratio": 0.4 for index in (2, 3, 4)})
 
 
 @pytest.mark.parametrize(
@@ -150,8 +155,8 @@ def test_instance_of_two_compute_instances_is_sampled_once_a_turn(
         ("h100-mig", "load", {"utilization_ratio", "nvlink_errors_total"}),
         ("h200-mig", "idle", {"utilization_ratio", "nvlink_errors_total"}),
         ("a100-mig", "once", {"utilization_ratio"}),
-        ("rtx-4080-super", "load", {"ecc_errors_total", "nvlink_errors_total", "mig_info"}),
-        ("rtx-2080-super", "idle", {"ecc_errors_total", "mig_info"}),
+        ("rtx-4080-super", "load", {"ecc_errors_total", "nvlink_errors_total", "mig_ratio"}),
+        ("rtx-2080-super", "idle", {"ecc_errors_total", "mig_ratio"}),
         ("quadro-p400", "once", {"power_watts", "ecc_errors_total"}),
         ("gb10", "once", {"memory_used_bytes", "memory_total_bytes", "ecc_errors_total"}),
     ],
@@ -167,24 +172,22 @@ def test_not_available_is_absent_and_never_0(
     assert {"temperature_celsius", "info"} <= found
 
 
-def test_agent_on_a_split_gpu_serves_its_instances_and_calls_no_state_without_utilization(tmp_path: Path) -> None:
-    """The agent's process and page: a GPU at work under MIG, without a hook, is neither idle nor busy."""
-    nvml = FakeNvml(tmp_path)
-    write(nvml, "h100-mig", "idle")
+def test_agent_on_a_split_gpu_calls_no_state_of_an_instance_without_activity(tmp_path: Path) -> None:
+    """The agent's process and page: an H100's driver with MIG, which does not say how active an instance is, and a process on one."""
+    nvml, found = FakeNvml(tmp_path), recording("h100-mig")
+    held = replace(recorded("h100-mig", "idle"), processes=((os.getpid(), MIB, 0),))
+    nvml.write([held], driver=found["driver"], cuda=found["cuda"])
     with Agent(tmp_path, "--series", "full", environment=nvml.environment()) as agent:
-        wait_for("the instances", lambda: any(k[0] == "gpuwatch_gpu_mig_info" for k in agent.metrics()), 60, 0.5)
-        page = agent.metrics()
-        (gpu,) = agent.get("/api/v1/status")["gpus"]
-    assert {key[3:]: value for key, value in page.items() if key[0] == "gpuwatch_gpu_mig_memory_used_bytes"} == {
-        ("2",): 26 * MIB,
-        ("3",): 17 * MIB,
-        ("9",): 9 * MIB,
-        ("10",): 9 * MIB,
-    }
-    assert not [key for key in page if key[0] == "gpuwatch_gpu_utilization_ratio"]
-    assert (gpu["name"], gpu["utilization_ratio"], gpu["memory_used_bytes"]) == (
-        "NVIDIA H100 80GB HBM3",
-        None,
-        59 * MIB,
-    )
+
+        def states() -> list[str]:
+            return [each["state"] for each in agent.get("/api/v1/status")["gpus"]]
+
+        wait_for("the instances", lambda: states() == ["unallocated", "unknown", *["unallocated"] * 3], 60, 0.5)
+        page, gpus = agent.metrics(), agent.get("/api/v1/status")["gpus"]
+    assert [each["gpu"] for each in gpus] == ["0", "0:0", "0:1", "0:2", "0:3"]
+    used = [each["memory_used_bytes"] // MIB for each in gpus]
+    assert used == [59, 26, 17, 9, 9] and not any(each["utilization_ratio"] for each in gpus)
+    assert [each["name"].removeprefix("NVIDIA H100 80GB HBM3") for each in gpus] == [
+        *("", " MIG 3g.40gb", " MIG 2g.20gb", " MIG 1g.10gb", " MIG 1g.10gb")
+    ]
     assert not [v for k, v in page.items() if k[0] == "gpuwatch_gpu_seconds_total" and k[3] == "held_idle" and v]

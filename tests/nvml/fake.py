@@ -133,8 +133,8 @@ class FakeGpu:
     temperature_celsius: int | None = _H100["temperature_celsius"]
     event_reasons: int | None = _H100["event_reasons"]
     """nvmlClocksEventReason* bits."""
-    processes: tuple[tuple[int, int | None], ...] | None = ()
-    """Compute processes: pid and memory in bytes, None for a driver that does not give it."""
+    processes: tuple[tuple[int, int | None] | tuple[int, int | None, int], ...] | None = ()
+    """Compute processes: pid and memory in bytes, None for a driver that does not give it; the index of its MIG device."""
     mps: tuple[int, ...] = ()
     """Clients of an MPS server, which is among the processes."""
     sm_percent: Mapping[int, int] = field(default_factory=dict)
@@ -155,9 +155,11 @@ class FakeGpu:
     """Errors so far, the oldest first: whoever has registered is sent those that come after."""
     gpm: Mapping[int, float] = field(default_factory=dict)
     """Values by NVML_GPM_METRIC_*, in the driver's units; empty: a GPU before Hopper. 16 at most."""
-    mig: tuple[tuple[int, str, int, int], ...] | None = ()
-    """Compute instances: id of the GPU instance, profile, bytes used, bytes in all. Any: MIG is on, and the calls that
-    MIG rules out are not supported. None: a GPU that cannot be split."""
+    mig: tuple[tuple[int, str, int, int] | tuple[int, str, int, int, str], ...] | None = ()
+    """Compute instances: id of the GPU instance, profile, bytes used, bytes in all, UUID (by default "MIG-", the GPU's UUID and the
+    index). Any: MIG is on, and the calls that MIG rules out are not supported. None: a GPU that cannot be split."""
+    mig_activity: Mapping[int, float] = field(default_factory=dict)
+    """By index of an instance: its GPM values as a share of the GPU's, half by default."""
     lost: bool = False
     """It has fallen off the bus: still listed, and every call on it is answered with GPU_IS_LOST."""
     errors: Mapping[str, int] = field(default_factory=dict)
@@ -205,8 +207,15 @@ class FakeNvml:
                 f"lost={int(gpu.lost)}",
                 *(f"xid={code}" for code in gpu.xids or ()),
                 *(f"gpm={metric} {value!r}" for metric, value in gpu.gpm.items()),
-                *(f"mig={number} {used} {total} {profile}" for number, profile, used, total in gpu.mig or ()),
-                *(f"process={pid} {'-' if used is None else used}" for pid, used in gpu.processes or ()),
+                *(
+                    f"mig={number} {used} {total} {profile} {''.join(uuid) or f'MIG-{gpu.uuid}-{index}'}"
+                    f" {gpu.mig_activity.get(index, 0.5)!r}"
+                    for index, (number, profile, used, total, *uuid) in enumerate(gpu.mig or ())
+                ),
+                *(
+                    f"process={pid} {'-' if used is None else used} {' '.join(map(str, index))}"
+                    for pid, used, *index in gpu.processes or ()
+                ),
                 *(f"mps={pid} {1 << 30}" for pid in gpu.mps),
                 *(f"sm={pid} {percent}" for pid, percent in gpu.sm_percent.items()),
                 *_faults({**_not_supported(gpu), **gpu.errors}, gpu.hangs_s),

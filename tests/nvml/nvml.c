@@ -7,9 +7,9 @@
  *   driver=550.54.15   cuda=12.4   error.FUNCTION=CODE   hang.FUNCTION=SECONDS   load=N
  *   device=GPU-...   name=   pci=   minor=   lost=1   error.FUNCTION=CODE   hang.FUNCTION=SECONDS
  *   memory_total=   memory_used=   memory_reserved=   utilization=   memory_utilization=   power_mw=   energy_mj=
- *   temperature=   event_reasons=   process=PID BYTES|-   mps=PID BYTES   sm=PID PERCENT   clock_sm=   clock_memory=   pcie_generation=   pcie_lanes=
+ *   temperature=   event_reasons=   process=PID BYTES|- [MIG DEVICE]   mps=PID BYTES   sm=PID PERCENT   clock_sm=   clock_memory=   pcie_generation=   pcie_lanes=
  *   pcie_replays=   ecc_corrected=   ecc_uncorrected=   nvlinks=   nvlink_errors=   nvlink_tx_kib=   nvlink_rx_kib=
- *   xid=CODE (one a line, in order)   gpm=METRIC VALUE (any: the GPU has GPM)   mig=ID USED TOTAL PROFILE
+ *   xid=CODE (one a line, in order)   gpm=METRIC VALUE (any: the GPU has GPM)   mig=ID USED TOTAL PROFILE UUID ACTIVITY
  *
  * Struct layouts: nvml.h. A GPU that leaves the script, or has lost=1, is lost to those who hold its handle. Another
  * `load` than at the last init is a driver that was reloaded. No script is a driver that is not loaded.
@@ -43,9 +43,9 @@ typedef struct {
     unsigned xids[XIDS], xid_count;
     struct { unsigned id; double value; } gpm[METRICS];
     unsigned gpm_count;
-    struct { unsigned id; unsigned long long used, total; char profile[24]; } instances[INSTANCES];
+    struct { unsigned id; unsigned long long used, total; double activity; char profile[24], uuid[TEXT]; } instances[INSTANCES];
     unsigned instance_count;
-    struct { unsigned pid; unsigned long long bytes; } processes[PROCESSES], clients[PROCESSES];
+    struct { unsigned pid; unsigned long long bytes; int instance; } processes[PROCESSES], clients[PROCESSES];
     struct { unsigned pid, percent; } sm[PROCESSES];
     unsigned process_count, client_count, sm_count;
     Faults faults;
@@ -139,14 +139,16 @@ static void set(Node *node, const char *key, const char *value) {
         d->gpm[d->gpm_count++].value = strtod(rest, NULL);
     } else if (strcmp(key, "mig") == 0 && d->instance_count < INSTANCES) {
         unsigned i = d->instance_count++;
-        sscanf(value, "%u %llu %llu %23s", &d->instances[i].id, &d->instances[i].used, &d->instances[i].total,
-               d->instances[i].profile);
+        sscanf(value, "%u %llu %llu %23s %95s %lf", &d->instances[i].id, &d->instances[i].used, &d->instances[i].total,
+               d->instances[i].profile, d->instances[i].uuid, &d->instances[i].activity);
     }
     else if (strcmp(key, "process") == 0 && d->process_count < PROCESSES) {
         char *rest;
         unsigned i = d->process_count++;
         d->processes[i].pid = (unsigned)strtoul(value, &rest, 10);
-        d->processes[i].bytes = strchr(rest, '-') ? ~0ULL : strtoull(rest, NULL, 10);
+        d->processes[i].bytes = strncmp(rest, " -", 2) == 0 ? ~0ULL : strtoull(rest, NULL, 10);
+        d->processes[i].instance = -1;
+        sscanf(rest, "%*s %d", &d->processes[i].instance);
     } else if (strcmp(key, "mps") == 0 && d->client_count < PROCESSES) {
         unsigned i = d->client_count++;
         sscanf(value, "%u %llu", &d->clients[i].pid, &d->clients[i].bytes);
@@ -330,7 +332,7 @@ int nvmlDeviceGetIndex(void *handle, unsigned *index) {
 
 int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned size) {
     DEVICE("nvmlDeviceGetUUID");
-    copy(uuid, d->uuid, size);
+    copy(uuid, instance_of(handle) < 0 ? d->uuid : d->instances[instance_of(handle)].uuid, size);
     return OK;
 }
 
@@ -387,6 +389,11 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *memory) {
     memory->total = d->memory_total;
     memory->reserved = d->memory_reserved;
     memory->used = d->memory_used;
+    if (instance_of(handle) >= 0) {
+        memory->total = d->instances[instance_of(handle)].total;
+        memory->reserved = 0;
+        memory->used = d->instances[instance_of(handle)].used;
+    }
     memory->free = memory->total - memory->used - memory->reserved;
     return OK;
 }
@@ -451,6 +458,20 @@ int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) {
     DEVICE("nvmlDeviceGetGpuInstanceId");
     if (instance_of(handle) < 0) return INVALID_ARGUMENT;
     *id = d->instances[instance_of(handle)].id;
+    return OK;
+}
+
+/* of MIG devices only; a whole GPU instance has as many compute slices as GPU slices */
+typedef struct { unsigned multiprocessors, engines[5], gpu_slices, compute_slices; unsigned long long memory_mb; } Attributes;
+
+int nvmlDeviceGetAttributes_v2(void *handle, Attributes *attributes) {
+    DEVICE("nvmlDeviceGetAttributes_v2");
+    if (instance_of(handle) < 0) return INVALID_ARGUMENT;
+    const char *profile = d->instances[instance_of(handle)].profile, *of_gpu = strstr(profile, "c.");
+    memset(attributes, 0, sizeof *attributes);
+    attributes->compute_slices = (unsigned)strtoul(profile, NULL, 10);
+    attributes->gpu_slices = (unsigned)strtoul(of_gpu ? of_gpu + 2 : profile, NULL, 10);
+    attributes->memory_mb = d->instances[instance_of(handle)].total >> 20;
     return OK;
 }
 
@@ -597,13 +618,13 @@ int nvmlGpmSampleGet(void *handle, GpmSample *sample) {
     return OK;
 }
 
-/* an instance does half of what the GPU does */
+/* an instance's values are its activity times those of the GPU */
 int nvmlGpmMigSampleGet(void *handle, unsigned instance, GpmSample *sample) {
     DEVICE("nvmlGpmMigSampleGet");
     for (unsigned i = 0; i < d->instance_count; i++) {
         if (d->instances[i].id != instance) continue;
         code = nvmlGpmSampleGet(handle, sample);
-        for (unsigned j = 0; j < sample->count; j++) sample->values[j].value /= 2;
+        for (unsigned j = 0; j < sample->count; j++) sample->values[j].value *= d->instances[i].activity;
         return code;
     }
     return NOT_FOUND;
@@ -624,23 +645,27 @@ int nvmlGpmMetricsGet(GpmMetrics *asked) {
     return OK;
 }
 
-static int list(const Device *d, unsigned *count, Process *processes) {
-    unsigned room = *count;
-    *count = d->process_count;
-    if (room < d->process_count) return INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < d->process_count; i++)
-        processes[i] = (Process){d->processes[i].pid, d->processes[i].bytes, ~0u, ~0u};
-    return OK;
+/* of a split GPU all instances' processes; of a MIG device its own */
+static int list(const Device *d, int instance, unsigned *count, Process *processes) {
+    unsigned room = *count, found = 0;
+    for (unsigned i = 0; i < d->process_count; i++) {
+        if (instance >= 0 && d->processes[i].instance != instance) continue;
+        unsigned id = d->processes[i].instance < 0 ? ~0u : d->instances[d->processes[i].instance].id;
+        if (found < room) processes[found] = (Process){d->processes[i].pid, d->processes[i].bytes, id, ~0u};
+        found++;
+    }
+    *count = found;
+    return room < found ? INSUFFICIENT_SIZE : OK;
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process *processes) {
     DEVICE("nvmlDeviceGetComputeRunningProcesses_v3");
-    return list(d, count, processes);
+    return list(d, instance_of(handle), count, processes);
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, Process *processes) {
     DEVICE("nvmlDeviceGetComputeRunningProcesses_v2");
-    return list(d, count, processes);
+    return list(d, instance_of(handle), count, processes);
 }
 
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, Process *processes) {
@@ -653,6 +678,7 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, Proc
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, Process *processes) {
     DEVICE("nvmlDeviceGetMPSComputeRunningProcesses_v3");
     unsigned room = *count;
+    if (instance_of(handle) >= 0) d->client_count = 0;
     *count = d->client_count;
     if (room < d->client_count) return INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < d->client_count; i++)

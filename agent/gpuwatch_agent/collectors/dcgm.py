@@ -43,9 +43,10 @@ FIELDS: Mapping[str, tuple[Any, ...]] = {
 }
 """Our metric without its prefix, what turns DCGM's unit into ours (percent, MiB, MHz, mJ), and its further labels."""
 _MIG_FIELDS: Mapping[str, tuple[Any, ...]] = {
-    "DCGM_FI_DEV_FB_USED": ("mig_memory_used_bytes", _MIB),
-    "DCGM_FI_DEV_FB_TOTAL": ("mig_memory_total_bytes", _MIB),
-    "DCGM_FI_PROF_SM_ACTIVE": ("mig_sm_active_ratio", 1.0),
+    "DCGM_FI_DEV_FB_USED": ("memory_used_bytes", _MIB),
+    "DCGM_FI_DEV_FB_TOTAL": ("memory_total_bytes", _MIB),
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("engine_active_ratio", 1.0),
+    "DCGM_FI_PROF_SM_ACTIVE": ("sm_active_ratio", 1.0),
 }
 _REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
 _MEMORY_PARTS = ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_RESERVED")
@@ -59,8 +60,8 @@ class DcgmGpu:
 
     gpu: Gpu
     fields: dict[str, float] = field(default_factory=dict)
-    instances: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    """Of its MIG instances, by (GPU_I_ID, GPU_I_PROFILE). Values of the whole GPU (power, clocks), which the exporter repeats for each, are in `fields`."""
+    instances: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of its MIG instances, by GPU_I_ID. Values of the whole GPU (power, clocks), which the exporter repeats for each, are in `fields`."""
 
     def values(self) -> list[Value]:
         """Return the values under our names; what the exporter does not have is absent."""
@@ -71,17 +72,19 @@ class DcgmGpu:
         reasons = next((have[name] for name in _REASONS if name in have), None)
         if reasons is not None:
             found += throttle_values(int(reasons))
-        found += values(last_xid=have.get("DCGM_FI_DEV_XID_ERRORS") or None)  # 0 before the first
-        for (number, profile), fields in self.instances.items():
-            found += values(number, profile, mig_info=1) + _in_our_units(fields, _MIG_FIELDS, number)
-        return found
+        return found + values(last_xid=have.get("DCGM_FI_DEV_XID_ERRORS") or None)  # 0 before the first
+
+    def instance_values(self, device: GpuDevice) -> list[Value]:
+        """Return the values of one of its MIG instances, by the GPU instance's id."""
+        fields = {n: f for n, f in _MIG_FIELDS.items() if not (device.is_part_of_instance and "_PROF_" in n)}
+        return _in_our_units(self.instances.get(device.instance[0], {}), fields)
 
 
-def _in_our_units(have: Mapping[str, float], fields: Mapping[str, tuple[Any, ...]], *labels: str) -> list[Value]:
+def _in_our_units(have: Mapping[str, float], fields: Mapping[str, tuple[Any, ...]]) -> list[Value]:
     found: list[Value] = []
-    for name, (metric, factor, *more) in fields.items():
+    for name, (metric, factor, *labels) in fields.items():
         if name in have:
-            found += values(*labels, *more, **{metric: have[name] * factor})
+            found += values(*labels, **{metric: have[name] * factor})
     return found
 
 
@@ -97,12 +100,10 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
             if uuid not in gpus:
                 gpus[uuid] = DcgmGpu(Gpu(_device(uuid, labels), None, labels.get("DCGM_FI_DRIVER_VERSION", "")))
             gpu, name, number = gpus[uuid], sample.name.removesuffix("_total"), labels.get("GPU_I_ID", "")
-            if _is_blank(sample.value):
-                continue
-            if number:
-                instance = gpu.instances.setdefault((number, labels.get("GPU_I_PROFILE", "")), {})
+            if _is_blank(sample.value) or (number and name == "DCGM_FI_DEV_GPU_UTIL"):
+                continue  # of an instance it is always 0: dcgm-exporter's issue 216
             of_instance = number and (name in _MIG_FIELDS or name.startswith("DCGM_FI_PROF_"))
-            (instance if of_instance else gpu.fields)[name] = sample.value
+            (gpu.instances.setdefault(number, {}) if of_instance else gpu.fields)[name] = sample.value
     return gpus
 
 
@@ -116,7 +117,7 @@ def _is_blank(value: float) -> bool:
     return not math.isfinite(value) or value >= _BLANK or _BLANK_INT32 <= value <= 0x7FFFFFFF
 
 
-_OWN = ("gpuwatch_gpus_seen", "gpuwatch_gpus_expected", "gpuwatch_gpu_info")
+_OWN = ("gpuwatch_gpus_seen", "gpuwatch_gpus_expected", "gpuwatch_gpu_info", "gpuwatch_gpu_mig_ratio")
 """Taken from the page, though NVML may give them as well."""
 
 
@@ -173,11 +174,18 @@ class DcgmCollector(GpuCollector):
         if not self._most_seen:
             raise NoData(f"the dcgm-exporter at {self.url} lists no GPU")
         seen = Sample("gpuwatch_gpus_seen", len(self._page)), Sample("gpuwatch_gpus_expected", self._most_seen)
-        return [*processes, *(s for each in self._page.values() for s in each.gpu.samples(each.values())), *seen]
+        samples = [
+            sample
+            for each in self._page.values()
+            for part in self.parts([each.gpu])
+            for sample in part.samples(each.values() if part.parent is None else each.instance_values(part.device))
+        ]
+        return [*processes, *samples, *seen]
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs on the page last read, by index."""
-        return tuple(sorted((each.gpu.device for each in self._page.values()), key=lambda device: device.index))
+        """Return the GPUs on the page last read, by index, and the instances that NVML lists: the page has no UUID of these."""
+        on_page = sorted((each.gpu for each in self._page.values()), key=lambda gpu: int(gpu.device.index))
+        return tuple(part.device for part in self.parts(on_page))
 
     def _read(self) -> dict[str, DcgmGpu]:
         try:

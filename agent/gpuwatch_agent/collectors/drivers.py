@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -33,13 +33,23 @@ def values(*labels: str, **by_name: float | None) -> list[Value]:
 
 @dataclass(frozen=True)
 class GpuDevice:
-    """A GPU as the driver lists it."""
+    """A GPU, or a MIG instance, as the driver lists it."""
 
-    index: int  # NVML's, in PCI order: neither CUDA's nor the minor number; it changes when a GPU before it is lost
+    index: int | str
+    """NVML's, in PCI order: neither CUDA's nor the minor number; it changes when a GPU before it is lost. "0:1" is MIG device 1 of GPU 0."""
     uuid: str
     name: str
     pci_bus_id: str  # with a domain of eight digits, as in "00000000:3B:00.0"
-    minor: int | None  # the N of /dev/nvidiaN. None where there is none (WSL, some virtual GPUs).
+    minor: int | None  # the N of /dev/nvidiaN. None where there is none (WSL, some virtual GPUs, instances).
+    instance: tuple[str, str] = ("", "")
+    """Of a MIG instance: the id of its GPU instance, and its profile, "3g.40gb"; "1c.3g.40gb" for one of several compute instances in one."""
+    size_ratio: float = 1.0
+    """An instance's share of its GPU, by compute slices; of a split GPU the share that is in no instance."""
+
+    @property
+    def is_part_of_instance(self) -> bool:
+        """Whether it is one of several compute instances, whose activity is measured together."""
+        return "c." in self.instance[1]
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class Gpu:
     device: GpuDevice
     handle: Any
     driver: str = ""  # the driver's version
+    parent: Any = None  # of a MIG instance: its GPU's handle
 
     def __str__(self) -> str:
         return f"GPU {self.device.index} ({self.device.uuid})"
@@ -56,9 +67,12 @@ class Gpu:
     def samples(self, values: Iterable[Value]) -> list[Sample]:
         """Return these values, and what the GPU is, with its labels."""
         device = self.device
-        info = ("gpuwatch_gpu_info", 1, (device.name, device.pci_bus_id, self.driver))
+        model = device.name.partition(" MIG ")[0]
+        about: list[Value] = [("gpuwatch_gpu_info", 1, (model, device.pci_bus_id, self.driver))]
+        if device.size_ratio < 1 or self.parent is not None:
+            about.append(("gpuwatch_gpu_mig_ratio", device.size_ratio, device.instance))
         return [
-            Sample(metric, value, (str(device.index), device.uuid, *more)) for metric, value, more in (info, *values)
+            Sample(metric, value, (str(device.index), device.uuid, *more)) for metric, value, more in (*about, *values)
         ]
 
 
@@ -118,6 +132,8 @@ Fate = Literal["lost", "doubtful", "absent", "failed"]
 no such value; none of these."""
 
 PROCESSES = "processes"
+_OF_INSTANCES = (PROCESSES, "memory", "gpm")
+"""What is read of a MIG instance. Its errors do not concern its GPU: instances are listed again every ten seconds."""
 _RETRY_FIRST_S = 10.0
 _RETRY_MOST_S = 60.0
 """Between enumerations while a GPU is missing: starting the library may start the driver, which takes a lock and up to seconds."""
@@ -150,13 +166,15 @@ class Tier:
             if not reading.is_due(self._clock()):
                 continue
             begin_s = time.perf_counter()
-            for gpu in (each for each in gpus if each.device.uuid not in lost):
+            for gpu in (each for each in self._collector.parts(gpus) if each.device.uuid not in lost):
+                if gpu.parent is not None and name not in _OF_INSTANCES:
+                    continue
                 key, self.current = (gpu.device.uuid, name), f"{name} of GPU {gpu.device.index}"
                 try:
                     self._values[key] = (self._clock(), reading.read(gpu))
                 except self._collector.error as error:
                     self._values.pop(key, None)
-                    fate = self._collector.fate(error)
+                    fate = self._collector.fate(error) if gpu.parent is None else "absent"
                     if fate == "lost":
                         lost[gpu.device.uuid] = error
                     elif fate != "absent":
@@ -213,11 +231,13 @@ class DriverCollector:
         self._clock = clock
         self._slow_wait_s = slow_wait_s
         self.fast = Tier(self, clock, deadline_s, fast, _FAST_EVERY_S)
-        self.slow = Tier(self, clock, deadline_s, {PROCESSES: self._count_processes, **slow}, _SLOW_EVERY_S)
+        self.slow = Tier(self, clock, deadline_s, {**slow, PROCESSES: self._count_processes}, _SLOW_EVERY_S)
         self._driver = threading.Lock()
         """Held during a round of the slow tier, in which the library must not be restarted."""
         # written by the library's thread; replaced whole, never changed
         self._gpus: tuple[Gpu, ...] = ()
+        self._instances: dict[str, tuple[float, list[Gpu]]] = {}
+        """By UUID: the share of a GPU that is in no MIG instance, and its instances. An entry is replaced whole."""
         self._expected = 0
         self._failure: Exception = NoData()
         self._retry_due_s = -math.inf
@@ -269,22 +289,32 @@ class DriverCollector:
             self.slow.thread.offer(self._slow_round, self._slow_wait_s)
         except TimeoutError as error:
             self.warn(f"{error} ({self.slow.current}); the other values are still read")
-        samples = [s for gpu in self._gpus for s in gpu.samples(self.fast.values(gpu) + self.slow.values(gpu))]
+        parts = self.parts(self._gpus)
+        samples = [s for gpu in parts for s in gpu.samples(self.fast.values(gpu) + self.slow.values(gpu))]
         seen = Sample("gpuwatch_gpus_seen", len(self._gpus)), Sample("gpuwatch_gpus_expected", self._expected)
         return [*samples, *seen, *self.fast.costs(), *self.slow.costs()]
 
+    def parts(self, gpus: Iterable[Gpu]) -> list[Gpu]:
+        """Return the GPUs, each that is split by its size and followed by its MIG instances."""
+        found: list[Gpu] = []
+        for gpu in gpus:
+            rest, instances = self._instances.get(gpu.device.uuid, (1.0, []))
+            found += [replace(gpu, device=replace(gpu.device, size_ratio=rest)) if instances else gpu, *instances]
+        return found
+
     def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs that answered in the last tick that came back, by index. Empty before the first."""
-        return tuple(gpu.device for gpu in self._gpus)
+        """Return the GPUs that answered in the last tick that came back, and their instances, by index. Empty before the first."""
+        return tuple(gpu.device for gpu in self.parts(self._gpus))
 
     def processes(self) -> dict[str, tuple[int, ...]]:
         """Return the pids of the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
-        known = [gpu.device.uuid for gpu in self._gpus if self.slow.taken(gpu, PROCESSES) is not None]
+        known = [gpu.device.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu, PROCESSES) is not None]
         return {uuid: self._processes[uuid] for uuid in known}
 
     def process_list_age_s(self, uuid: str) -> float:
         """Return how old a GPU's process list is, 0 where there is none."""
-        taken = next((self.slow.taken(gpu, PROCESSES) for gpu in self._gpus if gpu.device.uuid == uuid), None)
+        parts = self.parts(self._gpus)
+        taken = next((self.slow.taken(gpu, PROCESSES) for gpu in parts if gpu.device.uuid == uuid), None)
         return 0.0 if taken is None else max(0.0, self._clock() - taken[0])
 
     def _count_processes(self, gpu: Gpu) -> list[Value]:

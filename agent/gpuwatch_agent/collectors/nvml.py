@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -108,8 +108,8 @@ FAST: Mapping[str, Callable[[Handle], list[Value]]] = {
 def compute_processes(handle: Handle) -> tuple[int, ...]:
     """Return the pids with a compute context on a GPU. Milliseconds, under a lock of the driver.
 
-    A process on several MIG instances is listed for each. Under MPS these are the server and its clients. Drivers before 510 have the
-    second version of the call alone.
+    Of a split GPU these are the processes on all its MIG instances, where the agent may see them. Under MPS these are the server and its
+    clients. Drivers before 510 have the second version of the call alone.
     """
     call = "nvmlDeviceGetComputeRunningProcesses"
     found = {process.pid for process in _newest(handle, (f"{call}_v3",), (f"{call}_v2",))}
@@ -165,23 +165,27 @@ def nvlink_bytes(handle: Handle) -> list[Value]:
     return values(nvlink_transmit_bytes_total=sent, nvlink_receive_bytes_total=received)
 
 
-def mig_instances(handle: Handle) -> list[Value]:
-    """Return a GPU's MIG instances and their memory; nothing where MIG is off."""
-    if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
-        return []
-    by_number: dict[str, list[Value]] = {}  # two compute instances of one GPU instance are one here
-    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+def mig_instances(gpu: Gpu) -> tuple[float, list[Gpu]]:
+    """Return the share of a GPU that is in no MIG instance, and its instances; (1, none) where MIG is off.
+
+    Two compute instances of one GPU instance are two here, as they are for schedulers: each has a UUID. A GPU has as many compute slices
+    as it can have instances: 7, or 4 of an A30.
+    """
+    is_on = pynvml.nvmlDeviceGetMigMode(gpu.handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    slices = left = pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle) if is_on else 0
+    device, found = gpu.device, list[Gpu]()
+    for index in range(slices):
         try:
-            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-        except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
-            continue  # no instance has this index now
-        number = str(pynvml.nvmlDeviceGetGpuInstanceId(instance))
-        profile = _text(pynvml.nvmlDeviceGetName(instance)).rpartition(" MIG ")[2]
-        profile = profile.rpartition("c.")[2]  # "1c.3g.71gb": one of several compute instances of a 3g.71gb
-        info = pynvml.nvmlDeviceGetMemoryInfo(instance)
-        sizes = values(number, mig_memory_used_bytes=info.used, mig_memory_total_bytes=info.total)
-        by_number[number] = [*values(number, profile, mig_info=1), *sizes]
-    return [value for found in by_number.values() for value in found]
+            handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
+        except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NoPermission):
+            continue  # no instance has this index now, or the agent may not see it
+        uuid, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
+        instance = str(pynvml.nvmlDeviceGetGpuInstanceId(handle)), name.rpartition(" MIG ")[2]
+        size = pynvml.nvmlDeviceGetAttributes_v2(handle).computeInstanceSliceCount
+        left -= size
+        about = GpuDevice(f"{device.index}:{index}", uuid, name, device.pci_bus_id, None, instance, size / slices)
+        found.append(Gpu(about, handle, gpu.driver, gpu.handle))
+    return max(0, left) / slices if found else 1.0, found
 
 
 SLOW: Mapping[str, Callable[[Handle], list[Value]]] = {
@@ -190,7 +194,6 @@ SLOW: Mapping[str, Callable[[Handle], list[Value]]] = {
     "ecc_errors": ecc_errors,
     "nvlinks": nvlinks,
     "nvlink_bytes": nvlink_bytes,
-    "mig_instances": mig_instances,
 }
 
 _BY_FATE: Mapping[Fate, str] = {
@@ -230,7 +233,7 @@ class GpuCollector(DriverCollector):
         only_processes: bool = False,
     ) -> None:
         fast: dict[str, Read] = {"xids": self._read_xids}
-        slow: dict[str, Read] = {}
+        slow: dict[str, Read] = {"mig_instances": self._list_instances}
         if not only_processes:
             fast |= {name: partial(_of_handle, read) for name, read in FAST.items()} | {"gpm": self._read_gpm}
             slow |= {name: partial(_of_handle, read) for name, read in SLOW.items()}
@@ -265,6 +268,9 @@ class GpuCollector(DriverCollector):
             except pynvml.NVMLError as error:
                 yield f"GPU {index} is listed but does not answer: {self.why(error)}"
         self._xids.register(gpus)
+        for gpu in gpus:
+            with contextlib.suppress(pynvml.NVMLError):  # it cannot be split
+                self._list_instances(gpu)
         yield from gpus
 
     def list_processes(self, gpu: Gpu) -> tuple[int, ...]:
@@ -283,14 +289,17 @@ class GpuCollector(DriverCollector):
         return str(error)
 
     def _read_xids(self, gpu: Gpu) -> list[Value]:
-        if gpu is self._gpus[0]:  # the queue is that of all GPUs
+        if gpu.device.uuid == self._gpus[0].device.uuid:  # the queue is that of all GPUs
             with contextlib.suppress(pynvml.NVMLError):
                 self._xids.poll()
         return self._xids.values(gpu)
 
+    def _list_instances(self, gpu: Gpu) -> list[Value]:
+        self._instances[gpu.device.uuid] = mig_instances(gpu)
+        return []
+
     def _read_gpm(self, gpu: Gpu) -> list[Value]:
-        slow = self.slow.values(gpu)
-        return self._gpm.read(gpu, [labels[0] for metric, _, labels in slow if metric == "gpuwatch_gpu_mig_info"])
+        return self._gpm.read(gpu)
 
 
 _PERCENT, _MIB = 0.01, float(1 << 20)
@@ -304,7 +313,10 @@ METRICS = {
     "nvlink_transmit_bytes_per_second": (pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, _MIB),
 }
 """The driver's metric, and what turns its unit into ours."""
-_MIG_METRICS = {"mig_sm_active_ratio": METRICS["sm_active_ratio"]}
+_MIG_METRICS = {
+    "engine_active_ratio": (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, _PERCENT),
+    "sm_active_ratio": METRICS["sm_active_ratio"],
+}
 
 
 class Gpm:
@@ -317,29 +329,26 @@ class Gpm:
 
     def __init__(self) -> None:
         self._supported: dict[str, bool] = {}
-        self._samples: dict[tuple[str, str], tuple[Any, Any, bool]] = {}
-        """By (UUID, MIG instance): two alternating samples, the older one and the one to be written next; whether the older one is filled."""
+        self._samples: dict[str, tuple[Any, Any, bool]] = {}
+        """By UUID: two alternating samples, the older one and the one to be written next; whether the older one is filled."""
 
-    def read(self, gpu: Gpu, instances: Iterable[str]) -> list[Value]:
-        """Return the metrics of a GPU and its MIG instances since the last tick; none in the first one. Raises: NVMLError."""
-        uuid = gpu.device.uuid
+    def read(self, gpu: Gpu) -> list[Value]:
+        """Return the metrics of a GPU or a MIG instance since the last tick; none in the first one. Raises: NVMLError."""
+        uuid, handle = gpu.device.uuid, gpu.handle if gpu.parent is None else gpu.parent
         if uuid not in self._supported:
-            self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice)
-        if not self._supported[uuid]:
+            self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+        if not self._supported[uuid] or gpu.device.is_part_of_instance:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        found = values(**self._since_last(gpu, "", METRICS))
-        for each in instances:
-            found += values(each, **self._since_last(gpu, each, _MIG_METRICS))
-        return found
+        return values(**self._since_last(gpu, METRICS if gpu.parent is None else _MIG_METRICS))
 
-    def _since_last(self, gpu: Gpu, instance: str, metrics: Mapping[str, tuple[int, float]]) -> dict[str, float]:
+    def _since_last(self, gpu: Gpu, metrics: Mapping[str, tuple[int, float]]) -> dict[str, float]:
         """Return those of the metrics that the driver can compute from the last sample and one taken now."""
-        key = (gpu.device.uuid, instance)
+        key = gpu.device.uuid
         if key not in self._samples:
             self._samples[key] = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc(), False)
         old, new, filled = self._samples[key]
-        if instance:
-            pynvml.nvmlGpmMigSampleGet(gpu.handle, int(instance), new)
+        if gpu.parent is not None:
+            pynvml.nvmlGpmMigSampleGet(gpu.parent, int(gpu.device.instance[0]), new)
         else:
             pynvml.nvmlGpmSampleGet(gpu.handle, new)
         self._samples[key] = (new, old, True)

@@ -44,11 +44,12 @@ class GpuRecord(msgspec.Struct):
     owners: list[OwnerRecord] = msgspec.field(default_factory=list)
     energy: EnergyAccount = msgspec.field(default_factory=EnergyAccount)
     shared_s: dict[Account, float] = msgspec.field(default_factory=dict)
+    size_ratio: float = 1.0
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """A GPU now, from the driver. None: not measured."""
+    """A GPU, or a MIG instance, now, from the driver. None: not measured."""
 
     gpu: str
     uuid: str
@@ -59,6 +60,7 @@ class GpuReading:
     energy_joules: float | None = None  # the driver's counter
     shares: Mapping[Account, float] = field(default_factory=dict)
     """Of the time of a GPU that processes of several owners hold; they sum to 1. Empty otherwise."""
+    size_ratio: float = 1.0  # of an instance, and of a split GPU: `GpuDevice.size_ratio`
 
 
 PRIORITY = (
@@ -209,15 +211,21 @@ CONTRADICTED_NS = 10_000_000_000  # for so long a hook's `compute` counts on a G
 
 
 class GpuAccount:
-    """One GPU's ledger and who holds it."""
+    """One GPU's ledger and who holds it, or one MIG instance's; a split GPU's is that of the rest, which is in no instance."""
 
     def __init__(
-        self, gpu: str, uuid: str, now_ns: int, idle_utilization: float = THRESHOLDS.gpu_idle_utilization
+        self,
+        gpu: str,
+        uuid: str,
+        now_ns: int,
+        idle_utilization: float = THRESHOLDS.gpu_idle_utilization,
+        size_ratio: float = 1.0,
     ) -> None:
         self.gpu = gpu
         self.uuid = uuid
+        self.size_ratio = size_ratio  # its seconds count as so many of a GPU's
         self._idle_utilization = idle_utilization
-        self.ledger = MeteredLedger(now_ns)
+        self.ledger = MeteredLedger(now_ns, size_ratio < 1)
         self.run: Run | None = None
         self.owner = ""  # its id, "shared" for several runs, empty without a hook
         self.pids: tuple[int, ...] = ()
@@ -347,6 +355,7 @@ class GpuAccount:
             free=self._free,
             energy=self.ledger.energy,
             shared_s=self.shared_s,
+            size_ratio=self.size_ratio,
         )
 
     @classmethod
@@ -354,7 +363,7 @@ class GpuAccount:
         cls, record: GpuRecord, now_ns: int, idle_utilization: float = THRESHOLDS.gpu_idle_utilization
     ) -> GpuAccount:
         """Return the ledger as a former agent left it: the time since is booked by the owning runs, else as unknown."""
-        account = cls(record.gpu, record.uuid, now_ns, idle_utilization)
+        account = cls(record.gpu, record.uuid, now_ns, idle_utilization, record.size_ratio)
         account.ledger.restore(*record.ledger)
         account.ledger.energy, account.shared_s = record.energy, record.shared_s
         if record.owners:
@@ -376,12 +385,19 @@ class GpuLedgers:
         self.failed: list[tuple[Run, Exception]] = []  # runs whose GPU could not be booked the last time
 
     def advance(self, readings: Sequence[GpuReading], runs_by_pid: Mapping[int, Run], now_ns: int) -> None:
-        """Book all GPUs up to now; as `unknown` those that the driver no longer lists."""
+        """Book all GPUs up to now; as `unknown` those that the driver no longer lists.
+
+        A MIG instance that is no longer one of its GPU's ends, and what has another size now begins at 0.
+        """
         self.failed = []
-        by_uuid = {reading.uuid: reading for reading in readings}
+        by_uuid, listed = {reading.uuid: reading for reading in readings}, {reading.gpu for reading in readings}
         for uuid, reading in by_uuid.items():
-            if uuid not in self.accounts:
-                self.accounts[uuid] = GpuAccount(reading.gpu, uuid, now_ns, self._idle_utilization)
+            if uuid not in self.accounts or self.accounts[uuid].size_ratio != reading.size_ratio:
+                self.accounts[uuid] = GpuAccount(reading.gpu, uuid, now_ns, self._idle_utilization, reading.size_ratio)
+        for uuid, account in list(self.accounts.items()):
+            parent, is_instance, _ = account.gpu.partition(":")
+            if is_instance and uuid not in by_uuid and parent in listed:
+                del self.accounts[uuid]
         for uuid, account in self.accounts.items():
             found = by_uuid.get(uuid)
             pids = found.pids if found is not None and found.pids else ()

@@ -43,7 +43,7 @@ class AllocationFile(msgspec.Struct, frozen=True):
     """One file of the folder, JSON: a job and its GPUs on this node. It is there for as long as the job has them."""
 
     gpus: Annotated[list[str | int], Meta(max_length=128)]
-    """UUIDs, or numbers: the N of /dev/nvidiaN, as in SLURM_JOB_GPUS. A string of several, "0,3-5", counts as these."""
+    """UUIDs, of MIG instances too, or numbers: the N of /dev/nvidiaN, as in SLURM_JOB_GPUS. A string of several, "0,3-5", counts as these."""
     job: Annotated[_Text, Meta(min_length=1)]
     user: _Text = ""
     account: _Text = ""
@@ -100,13 +100,13 @@ def read_kubelet(path: Path, timeout_s: float = _DEADLINE_S - 1) -> list[Allocat
 
 
 def _expand(name: str) -> list[str]:
-    """Return "0,3-5" as ["0", "3", "4", "5"]; a UUID as it is."""
+    """Return "0,3-5" as ["0", "3", "4", "5"], and "MIG-a,MIG-b" as these two."""
     if name[:1].isdigit() and set(name) <= set("0123456789,-"):
         spans = [part.partition("-") for part in name.split(",") if part.partition("-")[0]]
         return [
             str(number) for first, _, last in spans for number in range(int(first), min(int(last or first), 1023) + 1)
         ]
-    return [name]
+    return name.split(",")
 
 
 def _printable(text: str) -> str:
@@ -114,33 +114,34 @@ def _printable(text: str) -> str:
 
 
 def by_gpu(allocations: Iterable[Allocation], devices: Sequence[GpuDevice]) -> Allocations:
-    """Return the owners of each GPU.
+    """Return the owners of each GPU and MIG instance: who has a whole GPU has its instances.
 
-    With an id that is none of the GPUs' (of a MIG instance, say), GPUs without an owner are left out: whether they are free is not known.
+    With an id that is none of the GPUs', those without an owner are left out: whether they are free is not known.
     """
     owners: dict[str, list[Owner]] = {device.uuid: [] for device in devices}
     unknown = False
     for allocation in allocations:
         for name in allocation.gpus:
-            device = _device(name, allocation.by_index, devices)
-            if device is None:
-                unknown = True
-            elif allocation.owner not in owners[device.uuid]:
-                owners[device.uuid].append(allocation.owner)
+            named = _named(name, allocation.by_index, devices)
+            unknown = unknown or not named
+            for uuid in named:
+                if allocation.owner not in owners[uuid]:
+                    owners[uuid].append(allocation.owner)
     return {uuid: tuple(found) for uuid, found in owners.items() if found or not unknown}
 
 
-def _device(name: str, by_index: bool, devices: Sequence[GpuDevice]) -> GpuDevice | None:
-    """Return the GPU of a scheduler's id: a UUID, a PCI address or a number; of a time slice ("UUID::2") or an old MIG id, the GPU's."""
+def _named(name: str, by_index: bool, devices: Sequence[GpuDevice]) -> list[str]:
+    """Return the UUIDs of a scheduler's id: a UUID, a PCI address or a number ("0:1" of an instance); of a time slice ("UUID::2") its GPU's."""
     name = name.partition("::")[0]
-    if name.startswith("MIG-GPU-"):
-        name = name[4:].partition("/")[0]
+    found, instances = list[str](), "-"
     for device in devices:
         number = device.index if by_index or device.minor is None else device.minor
         pci = device.pci_bus_id.lower()
-        if name in (device.uuid, str(number)) or (pci and name.lower() in (pci, pci[4:])):
-            return device
-    return None
+        is_named = name in (device.uuid, str(number)) or (pci and name.lower() in (pci, pci[4:]))
+        if (is_named and not found) or str(device.index).startswith(instances):
+            instances = instances if found else f"{device.index}:"
+            found.append(device.uuid)
+    return found
 
 
 class AllocationWatch:

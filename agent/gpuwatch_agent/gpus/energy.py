@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gpuwatch.ledger.states import GPU_STATES, Ledger
+from gpuwatch.ledger.states import GPU_STATES, UNKNOWN, Ledger
 
 MOST_WATTS = 3000.0  # no GPU uses more. A counter that grows faster has jumped, and what it grew by is left out.
 _COUNTER_LAG_S = 1.0  # of the driver's own updates of its counter
@@ -62,16 +62,17 @@ class EnergyAccount(msgspec.Struct):
 
 
 class MeteredLedger(Ledger):
-    """A GPU's ledger, and its energy by the same states."""
+    """A GPU's ledger, and its energy by the same states; all of it as `unknown` where the GPU is split: which instance used it is not measured."""
 
-    __slots__ = ("energy",)
+    __slots__ = ("energy", "is_split")
 
-    def __init__(self, start_ns: int) -> None:
+    def __init__(self, start_ns: int, is_split: bool = False) -> None:
         super().__init__(start_ns, GPU_STATES)
         self.energy = EnergyAccount()
+        self.is_split = is_split
 
     def book(self, state: str, until_ns: int) -> int:
         begin_ns = self.watermark_ns
         if booked := super().book(state, until_ns):
-            self.energy.book(state, begin_ns, until_ns)
+            self.energy.book(UNKNOWN if self.is_split else state, begin_ns, until_ns)
         return booked

@@ -22,6 +22,7 @@ from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.runs.window import RecentSamples
 
 _MPS_SERVER = "nvidia-cuda-mps"  # as the kernel cuts "nvidia-cuda-mps-server"
+_ACTIVITY = ("gpuwatch_gpu_utilization_ratio", "gpuwatch_gpu_engine_active_ratio")  # of a GPU, of a MIG instance
 
 
 def gpu_readings(
@@ -30,24 +31,29 @@ def gpu_readings(
     """Return each GPU now, without processes that ended since the process list was read."""
     if collector is None:
         return []
-    listed = collector.processes()
+    listed, devices = collector.processes(), collector.devices()
+    in_instances = {pid for device in devices if device.instance[0] for pid in listed.get(device.uuid, ())}
     ended = table.ended({pid for pids in listed.values() for pid in pids})
     held = {uuid: tuple(pid for pid in pids if pid not in ended) for uuid, pids in listed.items()}
     for uuid, pids in held.items():
         if len(pids) > 1:  # the clients of an MPS server hold the GPU, not the server
             held[uuid] = tuple(pid for pid in pids if table.name(pid) != _MPS_SERVER) or pids
+    split = [d.uuid for d in devices if d.size_ratio < 1 and not d.instance[0] and d.uuid in held]
+    for uuid in split:  # the driver lists the processes on all of its instances
+        held[uuid] = tuple(pid for pid in held[uuid] if pid not in in_instances)
     return [
         GpuReading(
             str(device.index),
             device.uuid,
             held.get(device.uuid),
-            node.latest("gpuwatch_gpu_utilization_ratio", str(device.index), device.uuid),
+            node.latest(_ACTIVITY[bool(device.instance[0])], str(device.index), device.uuid),
             int(collector.process_list_age_s(device.uuid) * 1e9),
             allocations.get(device.uuid),
             node.latest("gpuwatch_gpu_driver_energy_joules_total", str(device.index), device.uuid),
             shares(held.get(device.uuid) or (), collector.sm_utilization.get(device.uuid, {}), table),
+            device.size_ratio,
         )
-        for device in collector.devices()
+        for device in devices
     ]
 
 

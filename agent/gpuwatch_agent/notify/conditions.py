@@ -98,6 +98,7 @@ def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) 
             yield "ShmNearlyFull", (mount,), now_s, f"/dev/shm ({mount}) is {used / size:.0%} full", body
     for each in snapshot.gpus:
         if each.state == ALLOCATED_UNUSED:
-            title = f"GPU {each.gpu} ({each.uuid}) is {each.owner}, and no process uses it"
+            profile = each.name.partition(" MIG ")[2]
+            title = f"GPU {each.gpu} ({each.uuid}{profile and f', {profile}'}) is {each.owner}, and no process uses it"
             body = ["Do: ask for fewer GPUs, or release the allocation"]
             yield "GpuAllocatedUnused", (each.uuid,), now_s, title, body

@@ -17,7 +17,9 @@ _SILENT = (
     f'(up{{job="gpuwatch", {_NODES}}} == 0)\n'
     f"unless on (instance) ({_LAST_HOUR(_NODES)} unless on (instance) {_LAST_HOUR(_SELECTED)})"
 )
-_GPUS = f"gpuwatch_gpu_owner_info{{{_SELECTED}}}"
+_OWNED = f"gpuwatch_gpu_owner_info{{{_SELECTED}}}"
+_GPUS = f"({_OWNED} * {BY_OWNER} () max by (job, instance, gpu, UUID) (gpuwatch_gpu_mig_ratio) or {_OWNED})"
+"""1 for each GPU, for a MIG instance its share of one."""
 _RATE, _COST = "owner_kind:gpuwatch_gpu_seconds:rate5m", "owner_kind:gpuwatch_gpu_cost:per_hour"
 _HOURS, _SPENT = "owner_kind:gpuwatch_gpu_hours:increase5m", "owner_kind:gpuwatch_gpu_cost:increase5m"
 _LOST = f'{{kind=~"{LOST}", {_SELECTED}}}'
@@ -26,7 +28,7 @@ _LOSERS = ("kind", *_OWNER)
 # A share of the GPUs there are: right after Prometheus' start the rates of five minutes are of less than five minutes.
 _LOST_NOW = (
     f'({_RATE}{_LOST} / ignoring (kind) group_left () ({_RATE}{{kind="all", {_SELECTED}}} > 0)\n'
-    f"* on ({', '.join(_OWNER)}) group_left () count by ({', '.join(_OWNER)}) ({_GPUS}) > 0.005)"
+    f"* on ({', '.join(_OWNER)}) group_left () sum by ({', '.join(_OWNER)}) ({_GPUS}) > 0.005)"
 )
 _ALERT = ("alertname", "severity", "instance", "run", "rank", "gpu")
 
@@ -83,14 +85,14 @@ def _spent(level: str, label: str, *names: str) -> Panel:
         Curve("Stalled", hours("stalled")),
         Curve("Lost", hours(LOST)),
         Curve("Lost money", _over_range(label, LOST, _SPENT), "money"),
-        Curve("GPUs now", f"count by ({label}) ({_GPUS})", "1"),
+        Curve("GPUs now", f"sum by ({label}) ({_GPUS})", "1"),
         *names,
     )
 
 
 FLEET: tuple[Panel, ...] = (
-    stat("gpus", "GPUs").asks("How many GPUs are there?", f"count(count by (instance, gpu, UUID) ({_GPUS}))"),
-    stat("nodes", "Nodes").asks("How many nodes with GPUs have an agent?", f"count(count by (instance) ({_GPUS}))"),
+    stat("gpus", "GPUs").asks("How many GPUs are there?", f"sum(max by (instance, gpu, UUID) ({_GPUS}))"),
+    stat("nodes", "Nodes").asks("How many nodes with GPUs have an agent?", f"count(count by (instance) ({_OWNED}))"),
     stat("useful", "Useful", "ratio").asks("Which share of all GPU time is computing now?", _share("useful")),
     stat("starved", "Starved", "ratio", warning="input_share", runbook="GpuStarved").asks(
         "Which share is waiting for input now?", _share("starved")
@@ -102,7 +104,7 @@ FLEET: tuple[Panel, ...] = (
         "Which share belongs to runs without progress?", _share("stalled")
     ),
     stat("lost_gpus", "GPUs lost", warning="lost_gpus").asks(
-        "How many GPUs' time is starved, held idle or stalled now?", f"{_share(LOST)} * count({_GPUS})"
+        "How many GPUs' time is starved, held idle or stalled now?", f"{_share(LOST)} * sum({_GPUS})"
     ),
     stat("lost_money", "Money lost per hour", "money/h", empty=NO_PRICE).asks(
         "What does it cost an hour?", _now(LOST, _COST)

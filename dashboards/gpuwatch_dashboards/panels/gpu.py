@@ -9,7 +9,7 @@ NOT_REPORTED = "Only GPUs of the Hopper generation and later report this."
 ONLY_FULL = "No GPU reports it, or read from Prometheus: agents serve it with `--series full`."
 _GPU = 'instance=~"$instance", gpu=~"$gpu"'
 _EACH = ("gpu", "UUID")
-_MIG = ("instance", "gpu", "GPU_I_ID")
+_MIG = ("instance", "gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE")
 _XID = ("instance", "gpu", "UUID")
 _OWNER = ("gpu", "user", "job_id", "run", "rank", "workload_namespace", "workload_pod", "workload_container")
 _GPU_SECONDS = "gpuwatch_gpu_seconds_total"
@@ -108,18 +108,11 @@ GPU: tuple[Panel, ...] = (
         line("PCIe, GPU {gpu}", "gpuwatch_gpu_pcie_replays_total"),
     ),
     table(
-        "gpu_mig",
-        "MIG instances",
-        "bytes",
-        columns=(*_MIG, "GPU_I_PROFILE"),
-        empty="No GPU is split into MIG instances.",
-        width=12,
+        "gpu_mig", "MIG instances", "ratio", columns=_MIG, empty="No GPU is split into MIG instances.", width=12
     ).asks(
-        "How much of each MIG instance is used?",
-        _greatest("gpuwatch_gpu_mig_info", (*_MIG, "GPU_I_PROFILE")),
-        Curve("Memory used", _greatest("gpuwatch_gpu_mig_memory_used_bytes", _MIG)),
-        Curve("Memory", _greatest("gpuwatch_gpu_mig_memory_total_bytes", _MIG)),
-        Curve("Multiprocessors busy", _greatest("gpuwatch_gpu_mig_sm_active_ratio", _MIG), "ratio"),
+        "How large is each MIG instance, and for which share of the time are its engines busy? Without an instance: the rest.",
+        Curve("Share of the GPU", _greatest("gpuwatch_gpu_mig_ratio", _MIG)),
+        Curve("Engines busy", _greatest("gpuwatch_gpu_engine_active_ratio", _XID)),
     ),
     Panel("gpu_ecc", "Memory errors", empty="None since the driver was loaded.", runbook="GpuXid").asks(
         "How many ECC errors has the GPU's memory had since the driver was loaded?",

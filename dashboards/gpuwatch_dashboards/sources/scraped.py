@@ -197,7 +197,7 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
             energy_joules={},
             **{name: values.get(key) for name, values in gauges.items()},
         )
-        for key in sorted(keys, key=lambda key: (int(key[0]) if key[0].isdigit() else 1 << 30, key[1]))
+        for key in sorted(keys, key=lambda key: ([int(n) for n in key[0].split(":") if n.isdigit()], key[1]))
     )
 
 

@@ -147,6 +147,6 @@ class Reader:
         return Sampled(key_of(run) if run is not None else "", now_s - SPAN_S, now_s, traces)
 
 
-def by_number(gpu: Gpu) -> tuple[int, str, str]:
-    """Return a sort key that puts GPU 2 before GPU 10."""
-    return (int(gpu.gpu) if gpu.gpu.isdigit() else sys.maxsize, gpu.gpu, gpu.uuid)
+def by_number(gpu: Gpu) -> tuple[list[int], str, str]:
+    """Return a sort key that puts GPU 2 before GPU 10, and MIG instances after their GPU."""
+    return ([int(n) for n in gpu.gpu.split(":") if n.isdigit()] or [sys.maxsize], gpu.gpu, gpu.uuid)

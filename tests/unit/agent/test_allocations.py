@@ -84,12 +84,24 @@ def test_file_of_another_user_does_not_count(tmp_path: Path, monkeypatch: pytest
         ("GPU-a::3", "GPU-a"),  # a time slice
         ("0000:5e:00.0", "GPU-b"),
         ("00000000:5E:00.0", "GPU-b"),
-        ("MIG-GPU-a/7/0", "GPU-a"),
     ],
 )
 def test_ids_of_device_plugins(name: str, uuid: str) -> None:
     found = owners(Allocation((name,), Owner(pod="train-0"), by_index=True))
     assert [each for each in found if found[each]] == [uuid] and len(found) == 2
+
+
+def test_mig_instances_have_owners_of_their_own_and_that_of_the_whole_gpu() -> None:
+    train = GpuDevice("0:0", "MIG-5c1b", "NVIDIA H100 MIG 3g.40gb", FIRST.pci_bus_id, None, ("1", "3g.40gb"), 3 / 7)
+    other = GpuDevice("0:1", "MIG-77aa", "NVIDIA H100 MIG 2g.20gb", FIRST.pci_bus_id, None, ("5", "2g.20gb"), 2 / 7)
+    bob, devices = Owner("bob", "9"), (FIRST, train, other, SECOND)
+    free: dict[str, tuple[Owner, ...]] = dict.fromkeys(("GPU-a", "MIG-5c1b", "MIG-77aa", "GPU-b"), ())
+    for name in ("MIG-77aa", "0:1"):
+        assert by_gpu([Allocation((name,), bob, by_index=True)], devices) == {**free, "MIG-77aa": (bob,)}
+    whole = {"GPU-a": (ALICE,), "MIG-5c1b": (ALICE,), "MIG-77aa": (ALICE, bob)}
+    for name in ("GPU-a", "3", "0000:3b:00.0"):
+        assert by_gpu([Allocation((name,), ALICE), Allocation(("MIG-77aa",), bob)], devices) == {**free, **whole}
+    assert by_gpu([Allocation(("MIG-of-another-node",), ALICE)], devices) == {}
 
 
 def test_gpu_of_several_and_an_id_of_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,21 @@ def test_page_in_our_names_and_units() -> None:
 
 def test_mig_instances_are_apart_from_their_gpu() -> None:
     labels = 'gpu="0",UUID="GPU-m",GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"'
-    page = f"DCGM_FI_DEV_FB_USED{{{labels}}} 3\nDCGM_FI_PROF_SM_ACTIVE{{{labels}}} 0.25\n"
-    (gpu,) = parse_page(page).values()
+    fields = {"DEV_FB_USED": 3, "DEV_GPU_UTIL": 0, "DEV_SM_CLOCK": 1980, "PROF_SM_ACTIVE": 0.25}
+    fields |= {"PROF_GR_ENGINE_ACTIVE": 0.5, "PROF_DRAM_ACTIVE": 0.125}
+    (gpu,) = parse_page("".join(f"DCGM_FI_{name}{{{labels}}} {value}\n" for name, value in fields.items())).values()
     assert gpu.values() == [
-        ("gpuwatch_gpu_mig_info", 1, ("7", "1g.10gb")),
-        ("gpuwatch_gpu_mig_memory_used_bytes", 3 * MIB, ("7",)),
-        ("gpuwatch_gpu_mig_sm_active_ratio", 0.25, ("7",)),
+        ("gpuwatch_gpu_sm_clock_hertz", 1.98e9, ())
+    ]  # it has no utilization, though the page says 0
+    instance = GpuDevice("0:0", "MIG-a", "NVIDIA H100 MIG 1g.10gb", "", None, ("7", "1g.10gb"), 1 / 7)
+    used = ("gpuwatch_gpu_memory_used_bytes", 3 * MIB, ())
+    assert gpu.instance_values(instance) == [
+        used,
+        ("gpuwatch_gpu_engine_active_ratio", 0.5, ()),
+        ("gpuwatch_gpu_sm_active_ratio", 0.25, ()),
     ]
+    assert gpu.instance_values(replace(instance, instance=("7", "1c.2g.20gb"))) == [used]  # of two that share it
+    assert gpu.instance_values(replace(instance, instance=("8", "1g.10gb"))) == []
 
 
 def test_recorded_page_of_an_idle_l40s() -> None:
@@ -137,9 +146,6 @@ def test_recorded_page_with_mig_gives_the_whole_gpus_values_once() -> None:
             ("driver_energy_joules_total",): 257_858.316,
             ("temperature_celsius",): 33,
             ("sm_clock_hertz",): 1.41e9,
-            ("mig_info", "3", "2g.20gb"): 1,
-            ("mig_info", "5", "2g.20gb"): 1,
-            ("mig_info", "6", "2g.20gb"): 1,
         }
     )
     assert split.gpu.device.pci_bus_id == "" and dict(whole.fields)["DCGM_FI_DEV_POWER_USAGE"] == 55.942

@@ -39,6 +39,13 @@ def test_the_energy_has_its_own_price() -> None:
 
 def test_without_a_price_or_a_gpu_there_is_no_cost() -> None:
     assert Prices().hourly(["NVIDIA H200"]) == []
+
+
+def test_mig_instance_costs_its_share_of_its_gpus_model() -> None:
+    prices = Prices(gpu_hour=7.0, models={"NVIDIA A30": 4.0})
+    names = ("NVIDIA H100 80GB HBM3", "1g.20gb"), ("NVIDIA H200", "1c.3g.71gb"), ("NVIDIA A100-SXM4-40GB", "7g.40gb")
+    names = (*names, ("NVIDIA A30", "2g.12gb"), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "1g.24gb"))
+    assert prices.hourly(f"{model} MIG {profile}" for model, profile in names) == [1.0, 1.0, 7.0, 2.0, 1.75]
     assert cost_of({"compute": 1800.0}, [], "USD") is None
     assert total_cost([]) is None
 

@@ -88,7 +88,8 @@ def test_names_and_labels_are_the_catalogue_s(number: int) -> None:
         assert {key for key, _ in labels} - {"le"} <= set(metric.labels), name
 
 
-NOT_SIMULATED = {name for name in BY_NAME if "_mig_" in name or "_gpu_shared_" in name or "_notification" in name}
+_PARTS = ("_mig_", "_engine_active_", "_gpu_shared_", "_notification")
+NOT_SIMULATED = {name for name in BY_NAME if any(part in name for part in _PARTS)}
 """Of GPUs split by MIG or shared by several owners, and of agents with `--notify`."""
 
 

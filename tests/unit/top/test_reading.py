@@ -11,7 +11,7 @@ from gpuwatch.api import Gpu, Run, Series
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.query import Node, Query, Scope, Span
 from gpuwatch_dashboards.selection import in_order
-from gpuwatch_dashboards.top import GPU_QUERIES, NODE_QUERIES, RUN_QUERIES, Reader, Sampled
+from gpuwatch_dashboards.top import GPU_QUERIES, NODE_QUERIES, RUN_QUERIES, Reader, Sampled, by_number
 from tests.unit.top.screens import NOW, RUN_TRACES, facts, run, trace
 
 
@@ -83,3 +83,8 @@ def test_a_gpu_s_shares_are_of_the_last_minute() -> None:
     known = facts(run(), gpus=2)
     assert known.series.gpu_shares(known.gpus[1]) == {"compute": pytest.approx(0.25), "input_wait": pytest.approx(0.75)}
     assert known.series.gpu_shares(Gpu("9", "GPU-9")) == {}
+
+
+def test_gpus_are_by_number_each_followed_by_its_mig_instances() -> None:
+    gpus = [Gpu(gpu=label, uuid=f"GPU-{label}") for label in ("10", "", "1:10", "2", "1:2", "1", "0")]
+    assert [gpu.gpu for gpu in sorted(gpus, key=by_number)] == ["0", "1", "1:2", "1:10", "2", "10", ""]
