@@ -53,7 +53,7 @@ class RecentSamples:
     def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:
         """Return the share of time in which a GPU's clocks were held down, by reason; None where it is not measured."""
         now = self._seen[-1][1] if self._seen else {}
-        known = [each for each in now if each[:3] == ("gpuwatch_gpu_throttled", gpu, uuid)]
+        known = [each for each in now if each[0] == "gpuwatch_gpu_throttled" and each[1:3] == (gpu, uuid)]
         return {each[3]: self.mean(*each) or 0.0 for each in known} or None
 
     def cpu_busy_ratio(self) -> float | None:
