@@ -19,6 +19,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALONE = "pytest.mark.alone"
 UNIT = Path(__file__).with_name("unit")
+FIRST = (
+    # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.
+    ("test_async_device", "test_accuracy_benchmark"),
+    # The longest: begun last, they would run while the other workers have nothing left.
+    ("test_compose", "test_past_one_prometheus", "test_query_cost", "test_promtool", "test_top"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +78,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.
-    items.sort(key=lambda item: item.path.name not in ("test_async_device.py", "test_accuracy_benchmark.py"))
+    items.sort(
+        key=lambda item: next((place for place, names in enumerate(FIRST) if item.path.stem in names), len(FIRST))
+    )
     alone = [item for item in items if part_of(item) == "alone"]
     if (
         "PYTEST_XDIST_WORKER" not in os.environ
