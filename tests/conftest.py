@@ -1,4 +1,4 @@
-"""What tests leave behind is taken away: open `Watch`es after each, temporary files in the end. And the two parts of `make test`."""
+"""What tests leave behind is taken away: open `Watch`es after each, temporary files in the end. And the parts of `make test`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ from gpuwatch.hook.watch import open_watches
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALONE = "pytest.mark.alone"
+UNIT = Path(__file__).with_name("unit")
+FIRST = (
+    # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.
+    ("test_async_device", "test_accuracy_benchmark"),
+    # The longest: begun last, they would run while the other workers have nothing left.
+    ("test_compose", "test_past_one_prometheus", "test_query_cost", "test_promtool", "test_top"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +53,24 @@ def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    says = "only the tests that may share the machine with others, or only those marked `alone` (scripts/run-tests.sh)"
-    parser.addoption("--part", choices=("shared", "alone"), help=says)
+    says = "only the tests of tests/unit, or the others that may share the machine, or those marked `alone` (scripts/run-tests.sh)"
+    parser.addoption("--part", choices=("unit", "shared", "alone"), help=says)
+
+
+def part_of(item: pytest.Item) -> str:
+    if item.get_closest_marker("alone") is not None:
+        return "alone"
+    return "unit" if item.path.is_relative_to(UNIT) else "shared"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files that have no test of this part before Python reads them: to import them takes seconds."""
     part = config.getoption("--part")
-    if part is None or collection_path.suffix != ".py":
+    if part is None or UNIT.is_relative_to(collection_path):
+        return None
+    if part != "alone" and collection_path.is_relative_to(UNIT) != (part == "unit"):
+        return True
+    if collection_path.suffix != ".py":
         return None
     text = collection_path.read_text(encoding="utf-8")
     whole = re.search(rf"^pytestmark = .*{re.escape(ALONE)}", text, re.MULTILINE) is not None
@@ -61,9 +78,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.
-    items.sort(key=lambda item: item.path.name not in ("test_async_device.py", "test_accuracy_benchmark.py"))
-    alone = [item for item in items if item.get_closest_marker("alone") is not None]
+    items.sort(
+        key=lambda item: next((place for place, names in enumerate(FIRST) if item.path.stem in names), len(FIRST))
+    )
+    alone = [item for item in items if part_of(item) == "alone"]
     if (
         "PYTEST_XDIST_WORKER" not in os.environ
     ):  # else what fails is tried again when nothing else runs (scripts/run-tests.sh)
@@ -74,6 +92,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in alone:
         if ALONE not in item.path.read_text(encoding="utf-8"):
             raise pytest.UsageError(f"{item.nodeid}: neither part would run it: write {ALONE} in its file")
-    shared = [item for item in items if item.get_closest_marker("alone") is None]
-    items[:], others = (alone, shared) if part == "alone" else (shared, alone)
-    config.hook.pytest_deselected(items=others)
+    config.hook.pytest_deselected(items=[item for item in items if part_of(item) != part])
+    items[:] = [item for item in items if part_of(item) == part]

@@ -175,7 +175,7 @@ def test_the_largest_frames_of_eight_processes_do_not_keep_an_honest_run_waiting
     """Together they are within the quotas of processes, and beyond that of a user."""
     with Trainer(agent, run="honest") as trainer:
         agent.wait_run("honest", activity="data_wait")
-        for attacker in [attack(agent, "large", 6) for _ in range(8)]:
+        for attacker in [attack(agent, "large", 4) for _ in range(8)]:
             assert sent_by(attacker) > 100
         check_honest(agent, trainer)
         print(f"eight: {rejected(agent, 'rate'):.0f} beyond the quota, {resident_peak_mb(agent):.0f} MB")
@@ -183,7 +183,7 @@ def test_the_largest_frames_of_eight_processes_do_not_keep_an_honest_run_waiting
 
 
 def test_a_new_run_is_taken_while_512_are_forged(agent: Agent) -> None:
-    assert sent_by(attack(agent, "runs", 5)) > 512
+    assert sent_by(attack(agent, "runs", 3)) > 512
     with Trainer(agent, run="honest") as trainer:
         agent.wait_run("honest", activity="data_wait")
         check_honest(agent, trainer)

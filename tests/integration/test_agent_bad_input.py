@@ -44,75 +44,6 @@ def hook(**names: str) -> FakeHook:
     return FakeHook(time.monotonic_ns(), wall_offset_ns=time.time_ns() - time.monotonic_ns(), **names)
 
 
-def test_bad_messages_are_counted_and_the_agent_goes_on(agent: Agent, push: zmq.Socket[bytes]) -> None:
-    good = hook(run="good").message()
-    bad = {
-        "malformed": [
-            b"",
-            b"\x91" * 100_000,
-            b"rubbish",
-            *(wire.encode(msgspec.structs.replace(good, run=run)) for run in ("", "r" * 300)),
-        ],
-        "version": [wire.encode(msgspec.structs.replace(good, origin=msgspec.structs.replace(good.origin, version=9)))],
-        "unbalanced": [
-            wire.encode(
-                msgspec.structs.replace(good, totals=msgspec.structs.replace(good.totals, states_ns={"compute": 5}))
-            )
-        ],
-        "impossible": [
-            wire.encode(
-                msgspec.structs.replace(
-                    good,
-                    totals=msgspec.structs.replace(
-                        good.totals, watermark_ns=good.totals.watermark_ns + 10**12, states_ns={"compute": 10**12}
-                    ),
-                )
-            )
-        ],
-    }
-    for frames in bad.values():
-        for frame in frames * 3:
-            push.send(frame)
-    push.send(bytes(wire.MAX_MESSAGE_BYTES + 1))  # ZeroMQ itself ends that connection, and makes a new one
-    wait_for("the good one", lambda: push.send(wire.encode(good)) or agent.run("good"), 5, 0.2)
-    page = agent.metrics()
-    counted = {key[1]: value for key, value in page.items() if key[0] == "gpuwatch_messages_rejected_total"}
-    assert {reason: counted[reason] for reason in bad} == {reason: 3 * len(frames) for reason, frames in bad.items()}
-    log = agent.log.read_text()
-    for reason in bad:
-        assert log.count(f"a hook's message is rejected ({reason})") == 1
-    assert "Traceback" not in log
-
-
-def test_ten_thousand_run_names_are_bounded_and_counted(agent: Agent, push: zmq.Socket[bytes]) -> None:
-    for number in range(10_000):
-        push.send(wire.encode(hook(run=f"run-{number}").message()))
-
-    def refused() -> float:
-        """Beyond the process's quota, and beyond the runs that an agent takes."""
-        page = agent.metrics()
-        return sum(page.get(("gpuwatch_messages_rejected_total", reason), 0) for reason in ("rate", "too_many_runs"))
-
-    wait_for("all are taken", lambda: refused() >= 9_480, 30, 1.0)
-    runs = {key[1] for key in agent.metrics() if key[0] == "gpuwatch_steps_total"}
-    assert len(runs) <= 512
-    assert len(runs) + refused() >= 10_000
-    assert agent.log.read_text().count("further ones are refused") == 1
-    assert agent.get_text("/readyz") == "ok\n"
-
-
-def test_second_agent_is_told_what_is_taken(agent: Agent, tmp_path: Path) -> None:
-    other = Agent(tmp_path)
-    other.port = agent.port
-    assert f"--http 127.0.0.1:{agent.port}: Address already in use" in other.refused()
-    other = Agent(tmp_path)
-    output = other.refused("--listen", agent.endpoint)
-    assert f"--listen {agent.endpoint}: another agent uses it already" in output
-    output = other.refused("--history", str(agent.history))
-    assert f"--history {agent.history}: another agent uses it already" in output
-    assert agent.get_text("/healthz") == "ok\n"
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -196,3 +127,73 @@ def test_a_run_whose_name_is_in_another_encoding_is_seen(tmp_path: Path) -> None
             return [run["steps"] for run in agent.get("/api/v1/runs")["runs"] if run["name"] == "entra?n?.py"]
 
         wait_for("the other one is seen", lambda: unnamed() == [20], 20)
+
+
+def test_bad_messages_are_counted_and_the_agent_goes_on(agent: Agent, push: zmq.Socket[bytes]) -> None:
+    good = hook(run="good").message()
+    bad = {
+        "malformed": [
+            b"",
+            b"\x91" * 100_000,
+            b"rubbish",
+            *(wire.encode(msgspec.structs.replace(good, run=run)) for run in ("", "r" * 300)),
+        ],
+        "version": [wire.encode(msgspec.structs.replace(good, origin=msgspec.structs.replace(good.origin, version=9)))],
+        "unbalanced": [
+            wire.encode(
+                msgspec.structs.replace(good, totals=msgspec.structs.replace(good.totals, states_ns={"compute": 5}))
+            )
+        ],
+        "impossible": [
+            wire.encode(
+                msgspec.structs.replace(
+                    good,
+                    totals=msgspec.structs.replace(
+                        good.totals, watermark_ns=good.totals.watermark_ns + 10**12, states_ns={"compute": 10**12}
+                    ),
+                )
+            )
+        ],
+    }
+    for frames in bad.values():
+        for frame in frames * 3:
+            push.send(frame)
+    push.send(bytes(wire.MAX_MESSAGE_BYTES + 1))  # ZeroMQ itself ends that connection, and makes a new one
+    wait_for("the good one", lambda: push.send(wire.encode(good)) or agent.run("good"), 5, 0.2)
+    page = agent.metrics()
+    counted = {key[1]: value for key, value in page.items() if key[0] == "gpuwatch_messages_rejected_total"}
+    assert {reason: counted[reason] for reason in bad} == {reason: 3 * len(frames) for reason, frames in bad.items()}
+    log = agent.log.read_text()
+    for reason in bad:
+        assert log.count(f"a hook's message is rejected ({reason})") == 1
+    assert "Traceback" not in log
+
+
+def test_second_agent_is_told_what_is_taken(agent: Agent, tmp_path: Path) -> None:
+    other = Agent(tmp_path)
+    other.port = agent.port
+    assert f"--http 127.0.0.1:{agent.port}: Address already in use" in other.refused()
+    other = Agent(tmp_path)
+    output = other.refused("--listen", agent.endpoint)
+    assert f"--listen {agent.endpoint}: another agent uses it already" in output
+    output = other.refused("--history", str(agent.history))
+    assert f"--history {agent.history}: another agent uses it already" in output
+    assert agent.get_text("/healthz") == "ok\n"
+
+
+def test_ten_thousand_run_names_are_bounded_and_counted(agent: Agent, push: zmq.Socket[bytes]) -> None:
+    """The last one here: from then on the agent has 512 runs to look after."""
+    for number in range(10_000):
+        push.send(wire.encode(hook(run=f"run-{number}").message()))
+
+    def refused() -> float:
+        """Beyond the process's quota, and beyond the runs that an agent takes."""
+        page = agent.metrics()
+        return sum(page.get(("gpuwatch_messages_rejected_total", reason), 0) for reason in ("rate", "too_many_runs"))
+
+    wait_for("all are taken", lambda: refused() >= 9_480, 30, 1.0)
+    runs = {key[1] for key in agent.metrics() if key[0] == "gpuwatch_steps_total"}
+    assert len(runs) <= 512
+    assert len(runs) + refused() >= 10_000
+    assert agent.log.read_text().count("further ones are refused") == 1
+    assert agent.get_text("/readyz") == "ok\n"

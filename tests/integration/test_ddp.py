@@ -107,7 +107,7 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
 @pytest.mark.parametrize("slow", ["--slow-data=0.06", "--slow-compute=0.06"])
 def test_rank_0_prints_one_verdict_of_all_ranks_without_an_agent(slow: str, tmp_path: Path) -> None:
     """Code that is slow on one rank looks like that on all, but for their waits for each other: those are measured unaided."""
-    command = [*TORCHRUN, f"--master-port={free_port()}", "--nproc-per-node=3", str(TRAINER)]
+    command = [sys.executable, str(TRAINER), "--spawn=3", "--method=fork", f"--port={free_port()}"]
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("GPUWATCH_", "SLURM_"))}
     done = subprocess.run(
         [*command, "--steps=150", "--slow-rank=1", slow, "--verdict"],

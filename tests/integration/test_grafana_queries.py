@@ -247,7 +247,7 @@ def test_lost_hours_are_starved_idle_and_stalled_ones_and_cost_their_price(site:
 
     # A cost is recorded a window later than its hours, which is much of them at first.
     wait_for(
-        "the cost of the lost hours", lambda: (now := by_run())["G"] == pytest.approx(PRICE * now["F"], rel=0.2), 150
+        "the cost of the lost hours", lambda: (now := by_run())["G"] == pytest.approx(PRICE * now["F"], rel=0.2), 150, 2
     )
     found = by_run()
     assert found["F"] == pytest.approx(found["C"] + found["D"] + found["E"], rel=0.05)

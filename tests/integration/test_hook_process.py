@@ -264,6 +264,7 @@ def receive_until(receiver: ZmqReceiver, done: Any, timeout_s: float = 10) -> li
     deadline = time.monotonic() + timeout_s
     while not done(messages):
         assert time.monotonic() < deadline, [type(message).__name__ for message in messages]
+        list(receiver.connections())  # else `receive` returns at once from the first one on
         messages += [wire.decode(frame) for frame, _ in receiver.receive(100)]
     return messages
 

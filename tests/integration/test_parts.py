@@ -1,4 +1,4 @@
-"""The two parts of `make test`: every test is in exactly one, and what comes of both is one exit status."""
+"""The parts of `make test`: every test is in exactly one, and what comes of all is one exit status."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = {
     "test_waits.py": "def test_waits(): pass\n",
+    "unit/test_computes.py": "import pytest\ndef test_computes(): pass\n@pytest.mark.alone\ndef test_computes_alone(): pass\n",
     "test_measures.py": "import pytest\npytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]\ndef test_measures(): pass\n",
     "test_both.py": "import pytest\ndef test_waits_too(): pass\n@pytest.mark.alone\ndef test_measures_too(): pass\n",
 }
@@ -21,6 +22,7 @@ FILES = {
 PLUGINS = {
     **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "TEST_WORKERS": "1",
     "PYTEST_PLUGINS": "xdist.plugin,pytest_rerunfailures,pytest_timeout",
 }
 SETTINGS = "[pytest]\nmarkers = alone\naddopts = --import-mode=importlib --strict-markers -p no:cacheprovider\n"
@@ -30,6 +32,7 @@ SETTINGS = "[pytest]\nmarkers = alone\naddopts = --import-mode=importlib --stric
 def project(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "tests/conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text(SETTINGS)
+    (tmp_path / "unit").mkdir()
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -43,10 +46,24 @@ def collected(project: Path, *options: str) -> tuple[set[str], str]:
     return {line.rpartition("::")[2] for line in output.splitlines() if "::" in line}, output
 
 
-def test_every_test_is_in_one_part(project: Path) -> None:
-    assert collected(project, "--part", "shared")[0] == {"test_waits", "test_waits_too"}
-    assert collected(project, "--part", "alone")[0] == {"test_measures", "test_measures_too"}
-    assert len(collected(project)[0]) == 4
+@pytest.mark.parametrize("paths", [(), ("unit/test_computes.py", "test_both.py")])
+def test_every_test_is_in_one_part(project: Path, paths: tuple[str, ...]) -> None:
+    unit, shared, alone = {"test_computes"}, {"test_waits_too"}, {"test_measures_too", "test_computes_alone"}
+    if not paths:
+        shared, alone = shared | {"test_waits"}, alone | {"test_measures"}
+    for part, tests in (("unit", unit), ("shared", shared), ("alone", alone)):
+        assert collected(project, "--part", part, *paths)[0] == tests
+    assert paths or collected(project)[0] == unit | shared | alone
+
+
+@pytest.mark.parametrize(
+    ("part", "others"), [("unit", "test_waits.py"), ("shared", "unit/test_computes.py"), ("alone", "test_waits.py")]
+)
+def test_no_part_reads_what_is_in_another(project: Path, part: str, others: str) -> None:
+    """To import a test takes seconds."""
+    (project / others).write_text("raise SystemError('read')\n" + FILES[others])
+    found, output = collected(project, "--part", part)
+    assert found and "SystemError" not in output
 
 
 def test_a_mark_that_would_be_overlooked_is_refused(project: Path) -> None:
@@ -56,22 +73,38 @@ def test_a_mark_that_would_be_overlooked_is_refused(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "alone", "status", "ran"),
+    ("unit", "shared", "alone", "status", "ran"),
     [
-        *((0, 0, 0, 2), (5, 0, 0, 2), (0, 5, 0, 2), (5, 5, 5, 2), (2, 0, 2, 1)),
-        *((1, 0, 1, 3), (1, 5, 1, 3), (0, 1, 1, 3), (1, 1, 1, 4)),  # what fails runs once more
+        *(
+            (0, 0, 0, 0, 3),
+            (5, 5, 0, 0, 3),
+            (0, 5, 5, 0, 3),
+            (5, 0, 5, 0, 3),
+            (5, 5, 5, 5, 3),
+            (0, 2, 0, 2, 1),
+            (4, 4, 4, 4, 1),
+        ),
+        *(
+            (0, 1, 0, 1, 4),
+            (5, 1, 5, 1, 4),
+            (0, 0, 1, 1, 4),
+            (1, 0, 5, 1, 4),
+            (1, 1, 1, 1, 6),
+        ),  # what fails runs once more
+        (3, 0, 0, 3, 3),
     ],
 )
-def test_one_status_of_both_parts(tmp_path: Path, shared: int, alone: int, status: int, ran: int) -> None:
+def test_one_status_of_all_parts(tmp_path: Path, unit: int, shared: int, alone: int, status: int, ran: int) -> None:
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@"\ncase "$*" in *"--part shared"*) exit {shared} ;; esac\nexit {alone}\n')
+    cases = " ".join(f'*"--part {name} "*) exit {ends} ;;' for name, ends in (("unit", unit), ("shared", shared)))
+    python.write_text(f'#!/bin/sh\necho "$@"\ncase "$*" in {cases} esac\nexit {alone}\n')
     python.chmod(0o755)
     script = ROOT / "scripts/run-tests.sh"
     done = subprocess.run(["sh", script, python, "-k", "hook or tune"], capture_output=True, text=True, timeout=180)
     assert done.returncode == status
     assert done.stdout.count("-k hook or tune") == ran == done.stdout.count("-m pytest --part")
     again = "-k hook or tune -n 0 --last-failed --last-failed-no-failures none\n"
-    assert done.stdout.count(again) == (shared, alone).count(1)
+    assert done.stdout.count(again) == (unit, shared, alone).count(1)
 
 
 @pytest.mark.parametrize("mark", ["@pytest.mark.alone", ""])

@@ -1,4 +1,4 @@
-"""What every test of the integrations needs: torch warmed up, nothing printed, frameworks' own warnings let through."""
+"""What every test of the integrations needs: frameworks' own warnings let through, no agent, and torch warmed up where time is measured."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _warm() -> None:
+@pytest.fixture(scope="session")
+def warm() -> None:
     require("torch")
     warm_up()
 
 
 @pytest.fixture
-def truth() -> Truth:
+def truth(warm: None) -> Truth:
     return Truth()
 
 

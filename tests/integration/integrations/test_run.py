@@ -40,6 +40,7 @@ def run(directory: Path, command: Sequence[str], environment: Mapping[str, str] 
 
     def listen() -> None:
         while not over.is_set():
+            list(receiver.connections())  # else `receive` returns at once from the first one on
             messages.extend(decode(frame) for frame, _ in receiver.receive(50))
         messages.extend(decode(frame) for frame, _ in receiver.receive(50))
 
@@ -75,7 +76,7 @@ def run(directory: Path, command: Sequence[str], environment: Mapping[str, str] 
     ],
 )
 def test_an_unchanged_script_has_the_ledger_of_a_watched_one(loop: str, package: str, tmp_path: Path) -> None:
-    w.require(package)
+    w.need(package)
     done = run(tmp_path, [sys.executable, str(SCRIPT), loop, str(tmp_path)])
     assert done.code == 0, done.err
     truth = json.loads(next(line for line in done.out.splitlines() if line.startswith('{"input_wait"')))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import time
 from collections.abc import Iterator
@@ -100,6 +100,12 @@ def require(package: str) -> Any:
     if os.environ.get("CI") == "true":
         return importlib.import_module(package)
     return pytest.importorskip(package, reason=f"{package} is not installed")
+
+
+def need(package: str) -> None:
+    """The same for what runs in a process of its own: nothing is imported here, which takes seconds."""
+    if importlib.util.find_spec(package) is None:
+        require(package)
 
 
 def table(states: dict[str, float], truth: Truth, wall_s: float) -> str:
