@@ -170,7 +170,6 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
         "compute takes the time: the input keeps up",
         share,
         *measured("compute", share, "compute takes {} of the time"),
-        *place_evidence(window.step_place, "the step"),
         severity="info",
         advice="stop tuning the loader: a faster device, torch.compile or lower precision shorten the step",
     )
