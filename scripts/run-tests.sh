@@ -3,10 +3,10 @@
 #   unit    tests/unit, which compute: in one process, which imports them once.
 #   shared  at the same time those of the others that may share the machine: they mostly wait, so several files run at a time, also on
 #           two cores.
-#   alone   then those that measure time or take all cores, marked `alone`: several files at a time too, as these mostly wait.
+#   alone   then those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
 # What fails runs once more while nothing else does. A test that passes only then is listed: it may have a deadline that a loaded
 # machine does not meet, or have found a fault that shows under load.
-# $TEST_WORKERS: how many files at a time in the last two, 3 unless set. Ends with 0 when all passed, with 5 when no part had a
+# $TEST_WORKERS: how many files at a time in `shared`, 3 unless set. Ends with 0 when all passed, with 5 when no part had a
 # test, else with pytest's own status.
 set -u
 
@@ -50,7 +50,7 @@ again unit "$unit" "$@"
 unit=$status
 again shared "$shared" "$@"
 shared=$status
-(first alone "${TEST_WORKERS:-3}" "$@")
+(first alone 2 "$@")
 again alone $? "$@"
 
 ends=5 # no test was selected, which is possible for each of the parts
