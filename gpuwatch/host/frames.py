@@ -1,7 +1,9 @@
 """Which function of the user's own a thread is in. Used on py-spy's samples of other processes, and by the hook on its own process."""
 
+import os
 import re
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +25,11 @@ _FRAMEWORKS = re.compile(
 """Never a user's own package, even where the user's code is an installed package itself."""
 _LEAST = 8  # fewer samples than this name no place
 _SWITCH_S = 1e-4
+_one_at_a_time = threading.Lock()
+# A fork waits until the interval is the usual one again: else its child would keep the other.
+os.register_at_fork(
+    before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_one_at_a_time.release
+)
 
 
 def is_users(file: str) -> bool:
@@ -56,13 +63,14 @@ def interrupting() -> Iterator[None]:
     A thread that computes in Python keeps the interpreter's lock for 5 ms by default, and so until it gives the lock up by itself:
     it would be seen at the same few calls only.
     """
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        time.sleep(random() / 100)
-        yield
-    finally:
-        sys.setswitchinterval(usual_s)
+    with _one_at_a_time:
+        usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        try:
+            time.sleep(random() / 100)
+            yield
+        finally:
+            sys.setswitchinterval(usual_s)
 
 
 class OwnFrames:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -111,4 +112,28 @@ def test_a_thread_is_seen_within_python_code_that_keeps_the_interpreters_lock() 
         thread.join()
     place = frames.most_frequent("step")
     assert place is not None and place.function.endswith("compute") and place.ratio > 0.5
+    assert sys.getswitchinterval() == usual_s
+
+
+def test_the_switch_interval_is_the_usual_one_afterwards_also_of_two_threads_and_of_a_child() -> None:
+    usual_s, done = sys.getswitchinterval(), threading.Event()
+
+    def interrupt() -> None:
+        while not done.is_set():
+            with interrupting():
+                pass
+
+    threads = [threading.Thread(target=interrupt) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            child = os.fork()
+            if not child:
+                os._exit(sys.getswitchinterval() != usual_s)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
     assert sys.getswitchinterval() == usual_s
