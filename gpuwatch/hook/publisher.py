@@ -41,7 +41,8 @@ _SAMPLES_A_TICK, _SAMPLED_OFTEN = 5, 240  # samples of the training thread's pla
 _CLOSE_S = 0.8
 _CONNECT_TRIES, _CONNECT_TRY_S = 10, 0.01
 
-_importing = threading.RLock()  # a fork waits for it: a child could never import a module whose import it was forked in
+_fork_waits = threading.RLock()
+"""A fork waits for it: a child could never import a module whose import it was forked in, and would keep an interval that is changed for a sample."""
 _imported = threading.Event()  # they are all imported
 
 
@@ -228,7 +229,8 @@ class Publisher:
     def _wait(self, samples: int) -> None:
         """Wait for the next tick, or for the end, and sample the training thread's place meanwhile."""
         for _ in range(samples):
-            self.accounts.sample_frames()
+            with _fork_waits:
+                self.accounts.sample_frames()
             with contextlib.suppress(queue.Empty):
                 self._stop.get(timeout=INTERVAL_S / samples)
                 return
@@ -343,11 +345,11 @@ def import_diagnosis() -> None:
 
 def _import_diagnosis() -> None:
     if not _imported.is_set():
-        with _importing:
+        with _fork_waits:
             import gpuwatch.diagnosis.report
             import gpuwatch.hook.evidence
             import gpuwatch.wire.sockets  # noqa: F401
         _imported.set()
 
 
-os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
+os.register_at_fork(before=_fork_waits.acquire, after_in_parent=_fork_waits.release, after_in_child=_fork_waits.release)

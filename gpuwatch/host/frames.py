@@ -1,9 +1,7 @@
 """Which function of the user's own a thread is in. Used on py-spy's samples of other processes, and by the hook on its own process."""
 
-import os
 import re
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,11 +23,6 @@ _FRAMEWORKS = re.compile(
 """Never a user's own package, even where the user's code is an installed package itself."""
 _LEAST = 8  # fewer samples than this name no place
 _SWITCH_S = 1e-4
-_one_at_a_time = threading.Lock()
-# A fork waits until the interval is the usual one again: else its child would keep the other.
-os.register_at_fork(
-    before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_one_at_a_time.release
-)
 
 
 def is_users(file: str) -> bool:
@@ -61,16 +54,15 @@ def interrupting() -> Iterator[None]:
     """Interrupt the other threads wherever they are, at a random moment of the next ten milliseconds.
 
     A thread that computes in Python keeps the interpreter's lock for 5 ms by default, and so until it gives the lock up by itself:
-    it would be seen at the same few calls only.
+    it would be seen at the same few calls only. For one thread at a time, and not during a fork, whose child would keep the interval.
     """
-    with _one_at_a_time:
-        usual_s = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_S)
-        try:
-            time.sleep(random() / 100)
-            yield
-        finally:
-            sys.setswitchinterval(usual_s)
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        time.sleep(random() / 100)
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 class OwnFrames:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpuwatch.hook.publisher import Publisher, _fork_waits
 from gpuwatch.host.frames import OWN, OwnFrames, Place, interrupting, is_users, may_be_users
 
 
@@ -120,7 +122,7 @@ def test_the_switch_interval_is_the_usual_one_afterwards_also_of_two_threads_and
 
     def interrupt() -> None:
         while not done.is_set():
-            with interrupting():
+            with _fork_waits, interrupting():
                 pass
 
     threads = [threading.Thread(target=interrupt) for _ in range(2)]
@@ -137,3 +139,10 @@ def test_the_switch_interval_is_the_usual_one_afterwards_also_of_two_threads_and
         for thread in threads:
             thread.join()
     assert sys.getswitchinterval() == usual_s
+
+
+def test_a_fork_waits_for_a_sample() -> None:
+    owned: list[bool] = []
+    accounts = SimpleNamespace(sample_frames=lambda: owned.append(_fork_waits._is_owned()))
+    Publisher._wait(SimpleNamespace(accounts=accounts, _stop=queue.SimpleQueue()), 2)  # type: ignore[arg-type]
+    assert owned == [True, True]
