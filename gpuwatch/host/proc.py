@@ -11,8 +11,6 @@ from pathlib import Path
 from time import thread_time_ns
 from typing import NamedTuple, ParamSpec, TypeVar
 
-import msgspec
-
 from gpuwatch.errors import NoData
 
 P = ParamSpec("P")
@@ -287,21 +285,6 @@ def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
     """Return the bytes received on all interfaces of a process's network namespace, the loopback included."""
     by_interface = read(f"{procfs}/{pid}/net/dev", parse_network)
     return sum(received for received, _ in by_interface.values())
-
-
-class ProcessUsage(msgspec.Struct, frozen=True):
-    """What a process uses, and its I/O so far. None: not readable (another user's, or a kernel without it)."""
-
-    stat: Stat
-    read_bytes: int | None = None
-    written_bytes: int | None = None
-    run_queue_s: float | None = None
-
-
-def usage(pid: int, procfs: Path = PROC) -> ProcessUsage:
-    """Return what a process uses."""
-    read, written = optional(io_bytes, pid, procfs) or (None, None)
-    return ProcessUsage(stat(pid, procfs), read, written, optional(run_queue_s, pid, procfs))
 
 
 def by_pid(read: Callable[[int, Path], T], pids: Iterable[int], procfs: Path = PROC) -> dict[int, T]:

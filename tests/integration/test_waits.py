@@ -1,4 +1,4 @@
-"""What a real process stands at: pipes and sockets are told apart behind the same system call."""
+"""What a real process is blocked on: pipes and sockets are told apart behind the same system call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_poll_of_pipes_is_a_queue_s_and_one_of_a_socket_the_network_s(polled: 
             return waits.blocked_on(process.pid, stat(process.pid).state)
 
         try:
-            wait_for(f"it stands at: {what}", lambda: now() == what, 30, 0.02)
+            wait_for(f"it is blocked on: {what}", lambda: now() == what, 30, 0.02)
             for _ in range(50):
                 assert now() == what
         finally:

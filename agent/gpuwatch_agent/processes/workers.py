@@ -30,7 +30,7 @@ class Seen:
     workers: blocked.Workers = field(default_factory=lambda: blocked.Workers(_WINDOW_S, _SAMPLES_KEPT))
     quotas: deque[cgroup.Quota] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
     received: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
-    process: proc.ProcessUsage | None = None
+    process: proc.Stat | None = None
     files: int | None = None
     worker_states: tuple[str, ...] = ()
 
@@ -75,14 +75,18 @@ class WorkerWatch:
     def _read_usage(self, run: Run, seen: Seen, pids: Sequence[int]) -> None:
         """Read what the processes use, and add up what the workers did since they were seen last."""
         pid = self._table.host_pid(run.hello)
-        seen.process = None if pid is None else self._table.read(proc.usage, pid)
+        seen.process = None if pid is None else self._table.stat(pid)
         seen.files = None if pid is None else self._table.open_files(pid)
-        found = {pid: usage for pid in pids if (usage := self._table.read(proc.usage, pid)) is not None}
-        seen.worker_states = tuple(usage.stat.state for usage in found.values())
-        now = {pid: WorkerIo(use.read_bytes, use.written_bytes, use.run_queue_s) for pid, use in found.items()}
+        found = {pid: stat for pid in pids if (stat := self._table.stat(pid)) is not None}
+        seen.worker_states = tuple(stat.state for stat in found.values())
+        now = {pid: self._io(pid) for pid in found}
         for pid, io in now.items():
             run.worker_io = run.worker_io.grown(io, run.worker_io_seen.get(pid, WorkerIo()))
         run.worker_io_seen = now
+
+    def _io(self, pid: int) -> WorkerIo:
+        read, written = self._table.read(proc.io_bytes, pid) or (None, None)
+        return WorkerIo(read, written, self._table.read(proc.run_queue_s, pid))
 
     def of(self, run: Run) -> Seen:
         """Return what was seen of a run's processes."""
@@ -93,8 +97,8 @@ class WorkerWatch:
         seen, io = self.of(run), run.worker_io
         waiting = seen.worker_states.count("D") if seen.worker_states else None
         values = {
-            "gpuwatch_run_resident_memory_bytes": seen.process.stat.resident_bytes if seen.process else None,
-            "gpuwatch_run_threads": seen.process.stat.threads if seen.process else None,
+            "gpuwatch_run_resident_memory_bytes": seen.process.resident_bytes if seen.process else None,
+            "gpuwatch_run_threads": seen.process.threads if seen.process else None,
             "gpuwatch_run_open_files": seen.files,
             "gpuwatch_loader_workers_in_disk_wait": waiting,
             "gpuwatch_loader_worker_read_bytes_total": io.read_bytes,
@@ -179,7 +183,7 @@ class _Sample:
     at_ns: int
     group: _Group
     on_node: int | None
-    resident_bytes: int | None
+    resident_bytes: int
 
 
 class OomWatch:
@@ -201,9 +205,9 @@ class OomWatch:
                 run.oom = self._grown(seen)
             elif run.status == RUNNING and run.hello is not None:
                 pid = self._table.host_pid(run.hello)
-                if pid is not None:
-                    resident = self._table.read(proc.resident_bytes, pid)
-                    seen = [*seen[1 - _MOST_SAMPLES :], _Sample(now_ns, self._group(pid, groups), on_node, resident)]
+                if pid is not None and (stat := self._table.stat(pid)) is not None:
+                    sample = _Sample(now_ns, self._group(pid, groups), on_node, stat.resident_bytes)
+                    seen = [*seen[1 - _MOST_SAMPLES :], sample]
                 # A kill may come right after a message: only a sample from before that has certainly not counted it.
                 before = [number for number, each in enumerate(seen) if each.at_ns <= run.heard_ns]
                 self._samples[run.key] = seen[before[-1] if before else 0 :]

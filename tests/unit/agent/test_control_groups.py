@@ -14,7 +14,7 @@ from gpuwatch_agent.runs import Run, read_record
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S
 
 MIB = 1 << 20
-STAT = "4711 (python) S 1 4711 4711 0 -1 4194560 9000 0 12 0 250 40 0 0 20 0 1 0 77 1000000 1 1844\n"
+STAT = "4711 (python) S 1 4711 4711 0 -1 4194560 9000 0 12 0 250 40 0 0 20 0 1 0 77 1000000 {pages} 1844\n"
 OWN, JOB = "sys/fs/cgroup/slurm/job_7/step_0", "sys/fs/cgroup/slurm/job_7"
 
 
@@ -24,7 +24,7 @@ class Node:
     def __init__(self, root: Path, version: int = 2) -> None:
         self.root = root
         self.own, self.job = (OWN, JOB) if version == 2 else (OWN.replace("cgroup/", "cgroup/memory/"), "")
-        self.write("proc/4711", stat=STAT, statm="9 1000 1\n")
+        self.write("proc/4711", stat=STAT.format(pages=1000))
         self.write("proc/4711", cgroup="0::/slurm/job_7/step_0\n" if version == 2 else "4:memory:/slurm/job_7/step_0\n")
         if version == 2:
             self.write(
@@ -87,9 +87,9 @@ class Node:
 def test_version_2_own_group_with_the_limit_of_the_job_around_it(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.write(node.job, memory__current=f"{500 * MIB}\n", memory__peak=f"{500 * MIB}\n")
-    node.write("proc/4711", statm="9 2000 1\n")
+    node.write("proc/4711", stat=STAT.format(pages=2000))
     node.tick(S)
-    node.write("proc/4711", statm="9 1 1\n")  # killed, and its memory taken back before it is gone
+    node.write("proc/4711", stat=STAT.format(pages=1))  # killed, and its memory taken back before it is gone
     node.write(node.job, memory__current=f"{2 * MIB}\n", memory__peak=f"{512 * MIB}\n")
     node.counts(own=4, job=6, node=10)
     node.tick(S)

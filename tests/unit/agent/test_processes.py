@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuwatch.host import proc
 from gpuwatch.host.proc import TICKS_PER_S
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
@@ -128,10 +129,10 @@ def test_worker_that_ended_keeps_its_part_and_is_not_alive(table: ProcessTable, 
 def test_workers_that_a_sender_makes_up_cost_little(
     table: ProcessTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = workers_run(tmp_path, tuple(range(100_000, 200_000)))
+    made_up = range(100_000, 200_000)
+    run = workers_run(tmp_path, tuple(made_up))
     asked: list[int] = []
-    monkeypatch.setattr(table, "stat", asked.append)
-    table.read = lambda reader, pid: None  # type: ignore[method-assign]
+    table.read = lambda reader, pid: asked.append(pid) if reader is proc.stat and pid in made_up else None  # type: ignore[method-assign]
     monkeypatch.setattr(table, "host_pid", lambda hello: hello.pid)
     WorkerWatch(table).update([run], S)
     assert len(asked) == 256

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, Stat, io_bytes, optional, run_queue_s, usage
+from gpuwatch.host.proc import PAGE_BYTES, Stat, io_bytes, optional, run_queue_s, stat
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch, group_samples
 from gpuwatch_agent.runs import Run, read_record
@@ -214,10 +214,11 @@ def test_group_that_ranks_share_is_told_once(node: Node) -> None:
 
 def test_what_a_process_uses_and_files_that_are_not_as_documented(node: Node) -> None:
     node.put(7, state="R", threads=3, pages=9, read=5, wait_s=2.5)
-    assert usage(7, node.procfs) == ProcessUsage(Stat("R", 1, 2.9, 3, 77, 9 * PAGE_BYTES), 5, 4, 2.5)
+    assert stat(7, node.procfs) == Stat("R", 1, 2.9, 3, 77, 9 * PAGE_BYTES)
+    assert (io_bytes(7, node.procfs), run_queue_s(7, node.procfs)) == ((5, 4), 2.5)
     for name in ("io", "schedstat", "stat"):
         (node.procfs / "7" / name).write_text("x")
-    for read in (io_bytes, run_queue_s):
+    for read in (io_bytes, run_queue_s, stat):
         with pytest.raises(NoData):
             read(7, node.procfs)
-    assert optional(usage, 7, node.procfs) is None
+    assert optional(stat, 7, node.procfs) is None
