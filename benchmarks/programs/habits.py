@@ -311,7 +311,7 @@ def infinite_generator(clock: Clock) -> None:
         clock.done()
 
 
-@program("outside_torch", "step_waits", says="augment", clocked=False)
+@program("outside_torch", "step_waits", says="augment|decode", clocked=False)
 def augmented_in_the_loop(clock: Clock) -> None:
     """A loader that keeps up, and augmentation on the CPU after it, in the training thread."""
     step = step_of(conv_net())

@@ -253,6 +253,9 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
     if waits := found.get("step_waits"):
         text = f"host-bound: for {percent(waits.ratio)} of the time the step waits, and computes nothing"
         return Verdict("host", waits.ratio, text)
+    if outside := found.get("outside_torch"):
+        text = f"host-bound: for {percent(outside.ratio)} of the time the step runs Python code outside of torch"
+        return Verdict("host", outside.ratio, text)
     good = "the GPU is saturated" if "gpu_saturated" in found else "the input keeps up"
     text = f"healthy: {percent(share)} of the time is compute, {good}"
     if waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:

@@ -190,6 +190,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     fetch_place: Place | None = None
     """Where the training thread was most often while it waited for a batch, in the user's own code."""
     step_place: Place | None = None  # the same for the rest of the step
+    python_place: Place | None = None  # the same for Python code in it that is not torch's; the ratio is of the step
     gaps_s: float = 0.0
     """From one forward pass without gradients to the next pass, in a loop without a watched loader: an environment's time, for example."""
     gap_place: Place | None = None  # where most of that was spent, in the user's own code

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpuwatch.host.frames import OwnFrames
 
 _STEPS_KEPT = 2048
+_PYTHON = "python"  # the part of a step in which it runs Python code that is not torch's
 _GAP = "gap"  # what the training thread does between two forward passes without gradients
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
@@ -262,6 +263,7 @@ class Accounts:
             step_place=None if frames is None else frames.most_frequent(IN_STEP),
             gap_place=None if frames is None else frames.most_frequent(_GAP),
             between_place=None if frames is None else frames.most_frequent(BETWEEN),
+            python_place=None if frames is None else frames.most_frequent(_PYTHON),
             gaps_s=self.recorder.gaps_ns / 1e9,
             step_idle_ratio=None if self.step_idle is None else self.step_idle.ratio,
             process_cores=None if self.step_idle is None else self.step_idle.cores,
@@ -335,7 +337,9 @@ class Accounts:
             doing = _GAP if recorder.gap_since_ns else recorder.doing()
             if doing in (DATA_WAIT, IN_STEP, BETWEEN, _GAP):
                 self.frames = self.frames or OwnFrames()
-                self.frames.sample(recorder.thread, doing)
+                self.frames.sample(
+                    recorder.thread, doing, _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
+                )
 
     def loader_with_batch(self) -> Loader | None:
         """Return the loader's settings with the size of a batch."""

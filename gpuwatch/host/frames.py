@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from pathlib import Path, PurePosixPath
 from random import random
 from types import FrameType
 from typing import NamedTuple
+
+from gpuwatch.errors import NoData
+from gpuwatch.host.proc import run_queue_s
 
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
@@ -23,6 +27,7 @@ _FRAMEWORKS = re.compile(
 """Never a user's own package, even where the user's code is an installed package itself."""
 _LEAST = 8  # fewer samples than this name no place
 _SWITCH_S = 1e-4
+_HELD_NS = 30_000
 
 
 def is_users(file: str) -> bool:
@@ -72,11 +77,23 @@ class OwnFrames:
         self._places: dict[str, Counter[tuple[str, str, int] | None]] = {}
         """(file, function, line); None where no function of the user's is on the stack."""
 
-    def sample(self, thread: int | None, doing: str) -> None:
-        """Take one sample of a thread, in any other one. Nothing where it has no Python frame."""
+    def sample(self, thread: int | None, doing: str, in_python: str = "") -> None:
+        """Take one sample of a thread, in any other one. Nothing where it has no Python frame.
+
+        `in_python`: a name for the same samples with places for those alone in which it runs Python code that is not torch's. Such a
+        thread waits for the interpreter's lock, which operators of torch give up.
+        """
         frame = sys._current_frames().get(thread or 0)
-        if frame is not None:
-            self._places.setdefault(doing, Counter())[_place(frame)] += 1
+        if frame is None:
+            return
+        place, deepest = _place(frame), frame.f_code.co_filename
+        del frame
+        self._places.setdefault(doing, Counter())[place] += 1
+        if in_python:
+            is_torch = deepest.startswith(OWN) or _FRAMEWORKS.search(deepest)
+            runs_python = False if is_torch else _runs_python(thread)
+            if runs_python is not None:
+                self._places.setdefault(in_python, Counter())[place if runs_python else None] += 1
 
     def most_frequent(self, doing: str) -> Place | None:
         """Return the function that most of the samples are in; None with too few of them, or where none was in the user's code."""
@@ -91,6 +108,25 @@ class OwnFrames:
         (function, count), *_ = functions.most_common(1)
         line = max((n, place[2]) for place, n in places.items() if place is not None and place[:2] == function)[1]
         return Place(function[1], function[0], line, count / samples)
+
+
+def _runs_python(thread: int | None) -> bool | None:
+    """Whether a thread computes, but not while this one holds the interpreter's lock: an operator of torch gives that up.
+
+    None where that is not known: the thread waited for a core meanwhile, or has ended.
+    """
+    native_id = next((each.native_id for each in threading.enumerate() if each.ident == thread), None) or 0
+    try:
+        clock, waited_s = (~native_id << 3) | 6, run_queue_s(native_id)  # its CPU time on Linux, clock_getcpuclockid(3)
+        before_ns, end_ns = time.clock_gettime_ns(clock), time.perf_counter_ns() + _HELD_NS
+        while time.perf_counter_ns() < end_ns:
+            pass
+        held_ns = time.clock_gettime_ns(clock)
+        time.sleep(_SWITCH_S / 2)  # gives it up
+        free_ns, waited_s = time.clock_gettime_ns(clock), run_queue_s(native_id) - waited_s
+    except (OSError, NoData):
+        return None
+    return None if waited_s * 1e9 >= _HELD_NS / 2 else held_ns - before_ns < _HELD_NS / 2 <= free_ns - held_ns
 
 
 _is_users = cache(is_users)

@@ -1,6 +1,7 @@
 """Where a device's time goes other than into waits for input: copies, host code, read-backs, compute, phases; and what its driver reports."""
 
 from gpuwatch.diagnosis.finding import Evidence, Finding, found, measured, place_evidence, rule, speedup_without
+from gpuwatch.diagnosis.rules.input import python_in_steps
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent, size
@@ -166,6 +167,8 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
         return None
     if (window.step_idle_ratio or 0.0) >= thresholds.step_idle:
         return None  # it waits rather than computes
+    if python_in_steps(window, thresholds):
+        return None  # a faster device would not shorten that
     return found(
         "compute takes the time: the input keeps up",
         share,

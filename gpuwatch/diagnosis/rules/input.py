@@ -5,14 +5,23 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, measured, place_evidence, rule
+from gpuwatch.diagnosis.finding import (
+    Evidence,
+    Finding,
+    Severity,
+    found,
+    measured,
+    place_evidence,
+    rule,
+    speedup_without,
+)
 from gpuwatch.diagnosis.prediction import WORTH, Plan, free_cores, plan, prefetch_of
 from gpuwatch.diagnosis.rules.input_rhythm import round_correlation
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
-from gpuwatch.ledger.states import INPUT_WAIT, OTHER
+from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER
 
 input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="GpuStarved", runbook="GpuStarved", delays_rank="input")  # fmt: skip
 """Makes a rule about a slow loader, which has these facts in common with all of them."""
@@ -21,6 +30,7 @@ input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="G
 Gain = tuple[float, float] | None
 _DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
 _MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
+_MOSTLY_CALLS_S = 0.001  # so short a step calls torch from Python most of the time
 _UNCERTAIN = "what workers gain on these cores is not certain: measure it (gpuwatch tune)"
 _AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from a nearer place (a local copy, a cache)"
 _CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
@@ -391,6 +401,26 @@ def passes_where(window: Window) -> str:
     )
 
 
+def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when, on a CPU, one function of the user's that is not torch's takes much of the steps."""
+    place, on_cpu = window.python_place, window.device == "cpu" and not window.gpus
+    if place is None or not on_cpu or len(window.steps) < thresholds.min_steps:
+        return None
+    if place.ratio < thresholds.step_idle or window.mean_step.rest_s < _MOSTLY_CALLS_S:
+        return None
+    if (lost := place.ratio * window.share(COMPUTE)) < thresholds.phase_share:
+        return None
+    return found(
+        f"much of a training step is Python code outside of torch, most of it in {place}",
+        lost,
+        *measured("Python in the step", place.ratio, f"{{}} of the step is Python code in {place}"),
+        severity="critical" if lost >= thresholds.input_share_critical else "warning",
+        advice="make it cheaper, do it less often, or move it out of the training thread: into the loader's workers (augmentation), or "
+        "into processes of its own (an environment)",
+        predicted_speedup=speedup_without(lost),
+    )
+
+
 @rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass.
@@ -418,6 +448,8 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
             advice="if that is an environment's step, run several environments at once, each in a process of its own, with one forward pass "
             "for all of them; otherwise make it cheaper, do it less often, or move it to other processes",
         )
+    if finding := python_in_steps(window, thresholds):
+        return finding
     wait = waited(window, thresholds)
     if wait is None or not window.bounded_by_optimizer:
         return None

@@ -11,6 +11,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gpuwatch.hook.publisher import Publisher, _fork_waits
 from gpuwatch.host.frames import OWN, OwnFrames, Place, interrupting, is_users, may_be_users
@@ -115,6 +116,45 @@ def test_a_thread_is_seen_within_python_code_that_keeps_the_interpreters_lock() 
     place = frames.most_frequent("step")
     assert place is not None and place.function.endswith("compute") and place.ratio > 0.5
     assert sys.getswitchinterval() == usual_s
+
+
+def in_torch() -> None:
+    matrix = torch.randn(600, 600)
+    for _ in range(4):
+        matrix @ matrix  # in this function's own frame
+
+
+def in_python() -> None:
+    sum(i * i for i in range(200_000))
+
+
+def test_python_code_of_the_user_s_is_told_from_operators_of_torch_by_the_interpreters_lock() -> None:
+    done, frames = threading.Event(), OwnFrames()
+
+    def work() -> None:
+        while not done.is_set():
+            in_torch()
+            in_python()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(150):
+            with interrupting():
+                frames.sample(thread.ident, "step", "python")
+            time.sleep(0.002)
+    finally:
+        done.set()
+        thread.join()
+    frames.sample(thread.ident, "step", "python")  # a thread that has ended
+    place, all_samples = frames.most_frequent("python"), frames._places["step"]
+    assert place is not None and "in_python" in place.function
+    assert None in frames._places["python"], "its ratio is of all samples"
+    seen, python = (
+        sum(n for at, n in each.items() if at and at[1] == "in_torch")
+        for each in (all_samples, frames._places["python"])
+    )
+    assert seen >= 10 and python <= 0.25 * seen, f"{python} of {seen}: that of matrices is not Python's"
 
 
 def test_the_switch_interval_is_the_usual_one_afterwards_also_of_two_threads_and_of_a_child() -> None:

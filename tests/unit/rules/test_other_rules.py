@@ -238,6 +238,25 @@ def test_a_function_outside_of_steps_that_takes_long_is_named() -> None:
         assert "outside_torch" not in [each.cause for each in diagnose(other)]
 
 
+def test_python_code_that_takes_much_of_a_step_on_a_cpu_is_named() -> None:
+    """An environment stepped between forward passes with gradients, or an augmentation after the loader, read "healthy: stop tuning the loader"."""
+    slow = replace(HEALTHY, python_place=ENV._replace(ratio=0.5))
+    (finding,) = [each for each in diagnose(slow) if each.root is None]
+    assert (finding.cause, finding.ratio, finding.severity) == ("outside_torch", pytest.approx(0.5 * 0.99), "critical")
+    assert (
+        finding.title
+        == "much of a training step is Python code outside of torch, most of it in CartPole.step (env.py:41)"
+    )
+    verdict = give_verdict(slow, [finding])
+    assert (verdict.state, verdict.sentence) == (
+        "host",
+        "host-bound: for 50% of the time the step runs Python code outside of torch",
+    )
+    few, tiny = (replace(window(steps(*each)), python_place=ENV) for each in ((1, 0.001, 0.029), (100, 0.0, 0.0009)))
+    for quiet in (replace(slow, python_place=ENV._replace(ratio=0.29)), replace(slow, device="cuda"), few, tiny):
+        assert outside_torch(quiet) is None
+
+
 def test_passes_without_gradients_that_compute_are_an_evaluation_or_a_rollout() -> None:
     columns = steps(100, 0.001, 0.059)
     evaluated = window(columns, states_s=states(columns, eval=4.0), bounded_by_optimizer=True, gaps_s=1.4)
