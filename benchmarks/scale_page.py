@@ -22,8 +22,8 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
         setup = run["setup"]
         nice = f" --nice {setup['nice']}" if setup["nice"] else ""
         often = f" --scrape {setup['scrape_s']} --evaluate {setup['evaluate_s']}"
-        yield f"GOGC=75 python benchmarks/scale.py --nodes {setup['nodes']} --minutes {setup['minutes']:g}{often}{nice} --json scale-{setup['nodes']}.json"
-    files = " ".join(f"scale-{run['setup']['nodes']}.json" for run in runs)
+        yield f"GOGC=75 python benchmarks/scale.py --nodes {setup['nodes']} --minutes {setup['minutes']:g}{often}{nice} --json {_file(run)}"
+    files = " ".join(map(_file, runs))
     yield f"python benchmarks/scale.py --page {files} > docs/evidence/scale.md"
     last = runs[-1]
     loads = " and ".join(f"{run['load']:.0f}" for run in runs)
@@ -39,6 +39,10 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         if run.get("note"):
             yield from (f"*At {run['setup']['nodes']:,} nodes: {run['note']}*", "")
+
+
+def _file(run: Run) -> str:
+    return f"scale-{run['setup']['nodes']}-{run['setup']['scrape_s']}.json"
 
 
 def _costs(runs: Sequence[Run]) -> Iterator[str]:
@@ -102,7 +106,7 @@ def _groups(run: Run) -> Iterator[str]:
 
 def _queries(runs: Sequence[Run]) -> Iterator[str]:
     yield from ("## Questions, raw and recorded", "")
-    yield "| nodes | question | over | raw: wall, CPU | recorded: wall, CPU | faster |"
+    yield "| nodes, scraped every | question | over | raw: wall, CPU | recorded: wall, CPU | faster |"
     yield "|---|---|---|---|---|---|"
     least = 1e9
     for run in runs:
@@ -112,7 +116,7 @@ def _queries(runs: Sequence[Run]) -> Iterator[str]:
             ratio = raw["wall_s"] / recorded["wall_s"]
             least = min(least, ratio)
             yield (
-                f"| {run['setup']['nodes']:,} | {row['name']} | {over} | {_ms(raw)} | {_ms(recorded)} | {ratio:,.0f}× |"
+                f"| {run['setup']['nodes']:,}, {run['setup']['scrape_s']} s | {row['name']} | {over} | {_ms(raw)} | {_ms(recorded)} | {ratio:,.0f}× |"
             )
     yield ""
     yield (
