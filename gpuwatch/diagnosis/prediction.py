@@ -19,8 +19,9 @@ HANDOVER_S = (0.0003, 0.004)
 HANDOVER_BYTES_PER_S = (10e9, 1e9)
 """Rate at which a batch is then taken over, and its pages are first touched; the lower one also that at which a worker writes it into
 shared memory. Measured: 33 MB cost the training thread 4 ms, and its step 21 ms more than without workers; 10 kB 1 ms."""
-CROWDED = 1.35
-"""Threads of a step on the CPU wait for each other: where workers take their cores, it becomes longer by at most this factor than its CPU time shows."""
+CROWDED = (1.2, 1.35)
+"""By how much more at most a step on the CPU and its batch take, than their CPU time shows, where workers and step fill the cores; the
+second where threads of the step wait for each other. Measured: 1.14 to 1.19 with one thread."""
 FAIR = 0.25
 """The share of its cores that a training gets at least, whatever else runs: its own share now and what is idle, if that is more."""
 SPREAD = 0.9  # what workers deliver is known to a tenth: two runs of the same loader differ by that much
@@ -104,8 +105,11 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     workers = needed if limit is None else max(1, min(needed, known[limit]))
     paced_s = fetch_s / workers if have else max(fetch_s / workers, paced(window, workers, rest_s))
     best_s = max(rest_s + handover_s[0], SPREAD * paced_s)
+    sent_s = (
+        handover_s[1] if on_cpu and not have else 0.0
+    )  # what a worker computes to hand a batch over: measured fetches have it
     slowed_s = rest_s * (CONTENTION if window.timeline == "device" else 1.0)
-    worst_s = max(slowed_s + handover_s[1], paced_s)
+    worst_s = max(slowed_s + handover_s[1], paced_s + sent_s / workers)
     if window.host.cpu_cores is not None:
         cores, available = window.host.cpu_cores / window.local_world_size, _available_cores(window)
         # Seconds on a core a step: those of its batch, and those of the step itself by as many threads as it has at work.
@@ -115,8 +119,9 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
         threads = 1.0 if own is None else max(0.0, own - (0.0 if have else ratio * wait_s / max(rest_s, 1e-9)))
         room = min(cores, max(FAIR * cores, (cores if available is None else available) + threads * rest_s / now_s))
         best_s = max(best_s, (min(threads, 1.0) * rest_s + on_core_s) / cores)
-        crowded = CROWDED if threads > 1 and threads + workers * on_core_s / fetch_s > room else 1.0
-        worst_s = max(worst_s, crowded * (threads * rest_s + on_core_s + handover_s[0]) / room)
+        fills = threads + workers * on_core_s / fetch_s > room
+        crowded = CROWDED[threads > 1] if fills and (threads > 1 or sent_s) else 1.0
+        worst_s = max(worst_s, (crowded * (threads * rest_s + on_core_s) + max(sent_s, handover_s[0])) / room)
     each, own = _queue_bytes_a_worker(window), window.worker_private_bytes
     return Plan(
         workers=workers,
