@@ -79,8 +79,8 @@ class FindingTracker:
         return ordered
 
 
-EVERY_TICKS = 4
-"""A running run is diagnosed every fourth tick, a quarter of the runs in each tick, and so are the GPUs. Counters are updated in every tick."""
+EVERY_TICKS = 5
+"""A running run is diagnosed every fifth tick, a fifth of the runs in each tick, and so are the GPUs. Counters are updated in every tick."""
 
 
 class Evaluator:

@@ -42,21 +42,25 @@ class WorkerWatch:
         self._table = table
         self._seen: dict[tuple[str, int], Seen] = {}
         self._usage_ns: int | None = None
+        self._tick = 0
 
     def update(self, runs: Sequence[Run], now_ns: int) -> None:
-        """Read every known worker once, every five seconds what each process uses, and add to the runs' totals."""
+        """Read each run's workers every other tick, every five seconds what each process uses, and add to the runs' totals."""
+        self._tick += 1
         self._seen = {run.key: self.of(run) for run in runs if run.status == RUNNING}
         usage_is_due = self._usage_ns is None or now_ns - self._usage_ns >= _USAGE_EVERY_NS
         if usage_is_due:
             self._usage_ns = now_ns
-        for run in runs:
-            if (seen := self._seen.get(run.key)) is not None:
-                pids = _worker_pids(run, self._table)
-                run.worker_seen_s = {pid: run.worker_seen_s[pid] for pid in pids if pid in run.worker_seen_s}
-                if not pids or not self._sample(run, seen, pids, now_ns):
-                    seen.workers.times.clear()
-                if usage_is_due:
-                    self._read_usage(run, seen, pids)
+        for number, run in enumerate(runs):
+            is_due = (self._tick + number) % 2 == 0
+            if (seen := self._seen.get(run.key)) is None or not (is_due or usage_is_due or not seen.workers.times):
+                continue
+            pids = _worker_pids(run, self._table)
+            run.worker_seen_s = {pid: run.worker_seen_s[pid] for pid in pids if pid in run.worker_seen_s}
+            if not pids or not self._sample(run, seen, pids, now_ns):
+                seen.workers.times.clear()
+            if usage_is_due:
+                self._read_usage(run, seen, pids)
 
     def _sample(self, run: Run, seen: Seen, pids: Sequence[int], now_ns: int) -> bool:
         """Sample a run's workers; return whether any can be read."""
