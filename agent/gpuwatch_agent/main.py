@@ -1,5 +1,6 @@
 """The agent: start, serve, stop."""
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -91,7 +92,7 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         )
         settings.load()
         settings.ssl = access.context
-        server = uvicorn.Server(settings)
+        server = _Server(settings)
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(OncePerMinute())
         host, port = server_socket.getsockname()[:2]
@@ -102,6 +103,14 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         _end_on_signals(server)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[server_socket])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which asks twice a second whether it is to end instead of ten times: that took 0.2% of a core."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.5)
 
 
 def notify_systemd(state: str) -> None:
