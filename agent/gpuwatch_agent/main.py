@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import logging
 import os
@@ -99,6 +100,7 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         url = f"http{'s' if access.context else ''}://{host}:{port}"
         logger.info("agent: %s/metrics, hooks at %s", url, ", ".join(endpoints))
         ready(url)
+        gc.freeze()  # what was imported is not searched for garbage again and again
         notify_systemd("READY=1")
         _end_on_signals(server)
         with contextlib.suppress(KeyboardInterrupt):

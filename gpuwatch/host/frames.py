@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from gpuwatch.errors import NoData
-from gpuwatch.host.proc import run_queue_s
+from gpuwatch.host.proc import run_queue_s, stat
 
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
@@ -86,12 +86,12 @@ class OwnFrames:
         frame = sys._current_frames().get(thread or 0)
         if frame is None:
             return
-        place, deepest = _place(frame), frame.f_code.co_filename
+        place, deepest, names = _place(frame), frame.f_code.co_filename, frame.f_globals
         del frame
         self._places.setdefault(doing, Counter())[place] += 1
         if in_python:
-            is_torch = deepest.startswith(OWN) or _FRAMEWORKS.search(deepest)
-            runs_python = False if is_torch else _runs_python(thread)
+            is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))
+            runs_python = False if is_torch or deepest.startswith(OWN) else _runs_python(thread)
             if runs_python is not None:
                 self._places.setdefault(in_python, Counter())[place if runs_python else None] += 1
 
@@ -123,10 +123,11 @@ def _runs_python(thread: int | None) -> bool | None:
             pass
         held_ns = time.clock_gettime_ns(clock)
         time.sleep(_SWITCH_S / 2)  # gives it up
-        free_ns, waited_s = time.clock_gettime_ns(clock), run_queue_s(native_id) - waited_s
+        ran_ns, waited_s = time.clock_gettime_ns(clock) - held_ns, run_queue_s(native_id) - waited_s
+        waits = waited_s * 1e9 >= _HELD_NS / 2 or (ran_ns < _HELD_NS / 2 and stat(native_id).state == "R")
     except (OSError, NoData):
         return None
-    return None if waited_s * 1e9 >= _HELD_NS / 2 else held_ns - before_ns < _HELD_NS / 2 <= free_ns - held_ns
+    return None if waits else held_ns - before_ns < _HELD_NS / 2 <= ran_ns
 
 
 _is_users = cache(is_users)

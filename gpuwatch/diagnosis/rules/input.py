@@ -406,9 +406,8 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     place, on_cpu = window.python_place, window.device == "cpu" and not window.gpus
     if place is None or not on_cpu or len(window.steps) < thresholds.min_steps:
         return None
-    if place.ratio < thresholds.step_idle or window.mean_step.rest_s < _MOSTLY_CALLS_S:
-        return None
-    if (lost := place.ratio * window.share(COMPUTE)) < thresholds.phase_share:
+    lost, is_tiny = place.ratio * window.share(COMPUTE), window.mean_step.rest_s < _MOSTLY_CALLS_S
+    if is_tiny or place.ratio < thresholds.step_idle or lost < thresholds.phase_share:
         return None
     return found(
         f"much of a training step is Python code outside of torch, most of it in {place}",

@@ -33,6 +33,12 @@ def test_the_node_has_the_name_that_a_site_gives_it_and_none_that_docker_makes_u
     assert agent["hostname"] == "${GPUWATCH_NODE:-agent}"
 
 
+def test_containers_have_names_that_do_not_depend_on_the_folder() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    names = {name: service["container_name"] for name, service in services.items()}
+    assert names == {name: f"${{COMPOSE_PROJECT_NAME:-gpuwatch}}-{name}" for name in services}
+
+
 def test_agent_and_page_share_a_token_that_no_other_service_has() -> None:
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     command, page = services["agent"]["command"], services["dashboard"]

@@ -118,6 +118,15 @@ def test_a_thread_is_seen_within_python_code_that_keeps_the_interpreters_lock() 
     assert sys.getswitchinterval() == usual_s
 
 
+def sample_known(frames: OwnFrames, thread: threading.Thread, count: int) -> None:
+    """Sample a thread until it is known so often what it ran: not where it waits for a core, on a busy machine."""
+    deadline_s = time.monotonic() + 60
+    while sum(frames._places.get("python", {}).values()) < count and time.monotonic() < deadline_s:
+        with interrupting():
+            frames.sample(thread.ident, "step", "python")
+        time.sleep(0.002)
+
+
 def in_torch() -> None:
     matrix = torch.randn(600, 600)
     for _ in range(4):
@@ -139,10 +148,7 @@ def test_python_code_of_the_user_s_is_told_from_operators_of_torch_by_the_interp
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        for _ in range(150):
-            with interrupting():
-                frames.sample(thread.ident, "step", "python")
-            time.sleep(0.002)
+        sample_known(frames, thread, 150)
     finally:
         done.set()
         thread.join()
@@ -186,3 +192,26 @@ def test_a_fork_waits_for_a_sample() -> None:
     accounts = SimpleNamespace(sample_frames=lambda: owned.append(_fork_waits._is_owned()))
     Publisher._wait(SimpleNamespace(accounts=accounts, _stop=queue.SimpleQueue()), 2)  # type: ignore[arg-type]
     assert owned == [True, True]
+
+
+@pytest.mark.parametrize(("imports_torch", "named"), [(True, False), (False, True)])
+def test_a_package_that_imports_torch_is_a_model_rather_than_the_users_python_code(
+    imports_torch: bool, named: bool
+) -> None:
+    done, frames = threading.Event(), OwnFrames()
+    package: dict[str, Any] = {"done": done} | ({"torch": torch} if imports_torch else {})
+    source = "def forward():\n    while not done.is_set():\n        sum(i * i for i in range(1000))"
+    exec(compile(source, "/v/lib/python3.11/site-packages/models/net.py", "exec"), package)
+
+    def train() -> None:
+        package["forward"]()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        sample_known(frames, thread, 40)
+    finally:
+        done.set()
+        thread.join()
+    assert frames.most_frequent("step") is not None
+    assert (frames.most_frequent("python") is not None) == named
