@@ -28,6 +28,7 @@ _FRAMEWORKS = re.compile(
 _LEAST = 8  # fewer samples than this name no place
 _SWITCH_S = 1e-4
 _HELD_NS = 30_000
+_CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 
 def is_users(file: str) -> bool:
@@ -87,11 +88,11 @@ class OwnFrames:
         if frame is None:
             return
         place, deepest, names = _place(frame), frame.f_code.co_filename, frame.f_globals
-        del frame
         self._places.setdefault(doing, Counter())[place] += 1
         if in_python:
             is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))
-            runs_python = False if is_torch or deepest.startswith(OWN) else _runs_python(thread)
+            is_other = is_torch or deepest.startswith(OWN) or not _CLOCKS.isdisjoint(frame.f_code.co_names)
+            runs_python = False if is_other else _runs_python(thread)
             if runs_python is not None:
                 self._places.setdefault(in_python, Counter())[place if runs_python else None] += 1
 

@@ -404,8 +404,8 @@ def passes_where(window: Window) -> str:
 def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, on a CPU, one function of the user's that is not torch's takes much of the steps."""
     place, on_cpu = window.python_place, window.device == "cpu" and not window.gpus
-    if place is None or not on_cpu or len(window.steps) < thresholds.min_steps:
-        return None
+    if place is None or not on_cpu or len(window.steps) < thresholds.min_steps or input_wait(window, thresholds):
+        return None  # a loader that starves the training comes first
     lost, is_tiny = place.ratio * window.share(COMPUTE), window.mean_step.rest_s < _MOSTLY_CALLS_S
     if is_tiny or place.ratio < thresholds.step_idle or lost < thresholds.phase_share:
         return None

@@ -194,13 +194,13 @@ def test_a_fork_waits_for_a_sample() -> None:
     assert owned == [True, True]
 
 
-@pytest.mark.parametrize(("imports_torch", "named"), [(True, False), (False, True)])
-def test_a_package_that_imports_torch_is_a_model_rather_than_the_users_python_code(
-    imports_torch: bool, named: bool
-) -> None:
+@pytest.mark.parametrize(("also", "named"), [("0", True), ("torch", False), ("monotonic()", False)])
+def test_a_package_of_models_is_torchs_and_a_function_that_reads_a_clock_may_wait(also: str, named: bool) -> None:
     done, frames = threading.Event(), OwnFrames()
-    package: dict[str, Any] = {"done": done} | ({"torch": torch} if imports_torch else {})
-    source = "def forward():\n    while not done.is_set():\n        sum(i * i for i in range(1000))"
+    package: dict[str, Any] = {"done": done, "monotonic": time.monotonic} | (
+        {"torch": torch} if also == "torch" else {}
+    )
+    source = f"def forward():\n    while not done.is_set():\n        {also}\n        for i in range(1000): i * i"
     exec(compile(source, "/v/lib/python3.11/site-packages/models/net.py", "exec"), package)
 
     def train() -> None:

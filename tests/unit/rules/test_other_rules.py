@@ -252,6 +252,7 @@ def test_python_code_that_takes_much_of_a_step_on_a_cpu_is_named() -> None:
         "host",
         "host-bound: for 50% of the time the step runs Python code outside of torch",
     )
+    assert outside_torch(replace(STARVED, python_place=ENV)) is None, "the loader comes first"
     few, tiny = (replace(window(steps(*each)), python_place=ENV) for each in ((1, 0.001, 0.029), (100, 0.0, 0.0009)))
     for quiet in (replace(slow, python_place=ENV._replace(ratio=0.29)), replace(slow, device="cuda"), few, tiny):
         assert outside_torch(quiet) is None
