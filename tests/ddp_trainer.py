@@ -31,6 +31,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--slow-rank", type=int, default=-1)
     parser.add_argument("--slow-data", type=float, default=0.0)
     parser.add_argument("--slow-compute", type=float, default=0.0)
+    parser.add_argument("--hang-rank", type=int, default=-1)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--watch-communication", action="store_true")
     parser.add_argument("--verdict", action="store_true")
@@ -41,6 +42,12 @@ def batches(count: int, seconds: float) -> Iterator[torch.Tensor]:
     for _ in range(count):
         time.sleep(seconds)
         yield torch.ones(8, 16)
+
+
+def save(step: int) -> None:
+    """Save a checkpoint to storage that does not answer."""
+    if step == 20:
+        time.sleep(3600)
 
 
 def train(rank: int, wanted: argparse.Namespace) -> None:
@@ -67,6 +74,8 @@ def train(rank: int, wanted: argparse.Namespace) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             body_s += time.perf_counter() - begin
+            if dist.get_rank() == wanted.hang_rank:
+                save(step)
         report = w.report()
         dist.destroy_process_group()
     reported = {"run": w.run, "rank": w.identity.rank, "world_size": w.identity.world_size, "steps": report.steps}

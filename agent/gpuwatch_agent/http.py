@@ -108,6 +108,7 @@ def make_app(
             version=__version__,
             host=host,
             time_s=time.time(),
+            sampled_s=now.time_s,
             started_s=started_s,
             collectors=tuple(now.collectors),
             history=api.HistoryFile(str(history.path), history.size_bytes, history.failures),

@@ -168,6 +168,8 @@ class Status(msgspec.Struct, frozen=True):
     version: str = "?"
     time_s: float | None = None
     """The agent's clock."""
+    sampled_s: float | None = None
+    """When it last booked what it had received, by its clock."""
     started_s: float | None = None
     history: HistoryFile = HistoryFile()
     gpus: tuple[Gpu, ...] | None = None

@@ -1,7 +1,10 @@
 """GETs of JSON, and the client of the agent's API, with errors that say what, where and what to do."""
 
+from __future__ import annotations
+
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -205,6 +208,15 @@ class Client(JsonServer):
 
     def status(self) -> api.Status:
         return self.ask("/api/v1/status", api.Status)
+
+    def caught_up(self) -> Client:
+        """Return itself once the agent has booked what it had received by now, as of a run that ended just before; after 2 s in any case."""
+        now = self.status()
+        deadline, asked_s = time.monotonic() + 2.0, now.time_s or 0.0
+        while now.sampled_s is not None and now.sampled_s < asked_s and time.monotonic() < deadline:
+            time.sleep(0.1)
+            now = self.status()
+        return self
 
     def runs(self, kept: bool = False) -> Sequence[api.Run]:
         """Return the runs, the most recently active first; with `kept` those too that only the history has."""

@@ -82,7 +82,7 @@ def compare(
 
 def _open_source(agent: str, history: Path | None) -> RunSource:
     if history is None:
-        return Client(agent, "give --agent URL, or read its file with --history FILE")
+        return Client(agent, "give --agent URL, or read its file with --history FILE").caught_up()
     require("prometheus_client", "agent")
     from gpuwatch_agent.history.reader import HistoryReader
 
@@ -140,7 +140,7 @@ def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
                 f"--job {name}: {site.where} has not recorded it; are its rules those of `gpuwatch rules`?"
             )
         return as_json(whole) if json else joined_text(whole)
-    jobs = {job.job: job for job in Client(agent, "give --agent URL").jobs()}
+    jobs = {job.job: job for job in Client(agent, "give --agent URL").caught_up().jobs()}
     found = next((jobs[each] for each in names if each in jobs), None)
     if found is None:
         none = "none: a job has a scheduler's id, GPUWATCH_JOB, or a run that was resumed"

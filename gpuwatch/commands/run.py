@@ -54,7 +54,12 @@ def environment(of: Mapping[str, str]) -> dict[str, str]:
     if not (startup / "sitecustomize.py").exists():
         raise ConfigError(f"{startup}/sitecustomize.py is missing; install gpuwatch-training again")
     places = [str(startup), *filter(None, [of.get("PYTHONPATH")])]
-    return {**of, "PYTHONPATH": os.pathsep.join(places), "GPUWATCH_AUTO": "1", "GPUWATCH_AUTO_PID": str(os.getpid())}
+    own = {"PYTHONPATH": os.pathsep.join(places), "GPUWATCH_AUTO": "1", "GPUWATCH_AUTO_PID": str(os.getpid())}
+    return {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        **of,
+        **own,
+    }  # torch's flight recorder, which is off in some versions: see `Standstill`
 
 
 def _end(code: int, message: str) -> NoReturn:

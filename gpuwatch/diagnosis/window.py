@@ -14,7 +14,7 @@ import msgspec
 
 from gpuwatch.host.frames import Place
 from gpuwatch.ledger.states import EVAL, OTHER, shares
-from gpuwatch.wire import Flops, Loader, WorkerDeath
+from gpuwatch.wire import Flops, Loader, Standstill, WorkerDeath
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import RankSummary
@@ -114,6 +114,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     transfer_s: float
     compute_s: float  # the wait for other ranks included
     comm_wait_s: float | None = None  # that wait alone; None: not measured
+    standstill: Standstill | None = None  # None: it makes progress
 
     @property
     def step_s(self) -> float:
@@ -222,6 +223,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     job: JobFacts | None = None  # None: the run belongs to no job, or that has one attempt
     activity: str | None = None
     stalled_s: float | None = None  # time since the last step, if the run is stalled now
+    standstill: Standstill | None = None  # where it is, if it makes no progress
 
     def share(self, *states: str) -> float:
         """Return the share of the window's time in these states together, 0–1; an odd first step is not counted."""

@@ -23,8 +23,8 @@ from gpuwatch.hook.torch.device_events import device_in_use
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import StepRecord
-from gpuwatch.ledger.timeline import Timeline
-from gpuwatch.wire import Counters, Loader, Totals, WorkerDeath
+from gpuwatch.ledger.timeline import STILL_NS, Timeline
+from gpuwatch.wire import MAX_TEXT, Counters, Loader, Standstill, Totals, WorkerDeath
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.thresholds import Thresholds
@@ -91,6 +91,8 @@ class Accounts:
         self.failures = 0
         self.idle = False  # a loop has ended or was left, and nothing has trained for as long as would be a stall
         self.blind = False  # the hook has stopped recording: time after the watermark is unknown
+        self.standstill: Standstill | None = None  # where the process is; None while it makes progress
+        self._standstill_ns = 0  # when that was noted
         self.own_gpu: OwnGpu | None = None
         self.step_idle: StepIdle | None = None
         self.frames: OwnFrames | None = None
@@ -277,6 +279,7 @@ class Accounts:
             worker_deaths=self.worker_deaths,
             activity=self.activity,
             stalled_s=(now_ns - since_ns) / 1e9 if quiet == STALLED else None,
+            standstill=self.standstill,
         )
         return window, tail
 
@@ -340,6 +343,18 @@ class Accounts:
                 self.frames.sample(
                     recorder.thread, doing, _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
                 )
+
+    def note_standstill(self, now_ns: int) -> None:
+        """Note where a process is that makes no progress, and again every ten seconds. Called by another thread than the training's."""
+        from gpuwatch.hook.torch.communication import last_collectives
+        from gpuwatch.host.frames import place_of
+
+        if self.idle or not self.timeline.is_still(now_ns):
+            self.standstill = None
+        elif self.standstill is None or now_ns - self._standstill_ns > STILL_NS:
+            place, self._standstill_ns = place_of(self.recorder.thread)[:MAX_TEXT], now_ns
+            self.standstill = Standstill(place)  # without a flight recorder that can be read, it is all that is known
+            self.standstill = Standstill(place, last_collectives())
 
     def loader_with_batch(self) -> Loader | None:
         """Return the loader's settings with the size of a batch."""

@@ -207,6 +207,10 @@ class Publisher:
                     self.accounts.apply(self._recorder.clock())
                     self.accounts.settle_cost()
                 try:
+                    self.accounts.note_standstill(self._recorder.clock())
+                except Exception as error:
+                    self.failed("finding where training stands still", error)
+                try:
                     self._publish(hello=count % _HELLO_EVERY == 0)
                 except Exception as error:
                     self.failed("publishing to the agent", error)
@@ -265,8 +269,8 @@ class Publisher:
                 self._send_hello(encoder, buffer.sender, _CONNECT_TRIES if bye and not self._accepted else 1)
             while True:  # without steps too: a heartbeat
                 steps = unsent[published : published + wire.MAX_STEPS_A_MESSAGE]
-                first, doing = first_step + published, self.accounts.activity
-                message = encoder.steps(steps, first, self._totals(), doing, self._fetch_cpu_ratio())
+                place = first_step + published, self._totals(), self.accounts.activity
+                message = encoder.steps(steps, *place, self._fetch_cpu_ratio(), self.accounts.standstill)
                 buffer.append(message, len(steps))
                 published += len(steps)
                 if published == len(unsent):

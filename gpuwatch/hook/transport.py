@@ -69,10 +69,11 @@ class Encoder:
         totals: wire.Totals,
         activity: str,
         fetch_cpu_ratio: float | None,
+        standstill: wire.Standstill | None = None,
     ) -> bytes:
         """Return the message of these steps; without any it is a heartbeat."""
         fields = {"activity": activity, "first_step": first_step, "fetch_cpu_ratio": fetch_cpu_ratio}
-        return self._encoded(wire.Steps, totals, columns=columns(steps), **fields)
+        return self._encoded(wire.Steps, totals, columns=columns(steps), standstill=standstill, **fields)
 
     def bye(self, failed: bool, totals: wire.Totals) -> bytes:
         """Return the run's last message."""

@@ -131,6 +131,12 @@ def _runs_python(thread: int | None) -> bool | None:
     return None if waits else held_ns - before_ns < _HELD_NS / 2 <= ran_ns
 
 
+def place_of(thread: int | None) -> str:
+    """Return the deepest of the user's functions that a thread is in now, with file and line; "" where it is in none."""
+    place = _place(sys._current_frames().get(thread or 0))
+    return "" if place is None else f"{place[1]} ({PurePosixPath(place[0]).name}:{place[2]})"
+
+
 _is_users = cache(is_users)
 
 

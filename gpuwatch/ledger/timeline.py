@@ -12,6 +12,7 @@ from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SPA
 from gpuwatch.ledger.step_records import Carry, Level, StepCounts, StepRecord
 
 STALL_FLOOR_NS = 30_000_000_000
+STILL_NS = 10_000_000_000
 STALL_MEDIANS = 10
 _NOTHING = Carry()
 _ON_HOST = ((), (None,))
@@ -168,6 +169,11 @@ class Timeline:
         if now_ns - since_ns <= max(STALL_FLOOR_NS, STALL_MEDIANS * self.counts.median_ns):
             return None
         return states.OTHER if is_left and step_ns is None else states.STALLED, since_ns
+
+    def is_still(self, now_ns: int) -> bool:
+        """Whether nothing has moved for a while, in a phase or not: for less time than makes `quiet`, once the loop has begun."""
+        least_ns = max(STILL_NS, STALL_MEDIANS * self.counts.median_ns)
+        return self.counts.steps > 0 and now_ns - self.last_progress_ns > least_ns
 
     @property
     def _is_left(self) -> bool:

@@ -27,6 +27,7 @@ MAX_NAME = 136  # of a run, a phase: what labels series
 MAX_TAGS = 32
 MAX_DEATHS = 256
 MAX_WORKERS = 1024
+MAX_GROUPS = 64
 
 
 HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
@@ -141,6 +142,24 @@ class WorkerDeath(msgspec.Struct, frozen=True):
     shm_free_bytes: Count | None = None  # what was free in it right after
 
 
+class Collective(msgspec.Struct, frozen=True):
+    """The last collective that a rank has issued in one process group. Source: torch's flight recorder."""
+
+    group: Text  # its description, and its name, which is its own
+    number: Count
+    """How many it has issued in the group, this one included: the same for all ranks that run in step."""
+    operation: Text  # "all_reduce" …
+    pending: bool  # it has not ended
+    of_all_ranks: bool = False  # the group is torch's default one
+
+
+class Standstill(msgspec.Struct, frozen=True):
+    """Where a rank is that has made no progress for a while."""
+
+    place: Text = ""  # "save (train.py:41)", the user's function that its training thread is in; empty: none
+    collectives: Annotated[tuple[Collective, ...], Meta(max_length=MAX_GROUPS)] = ()
+
+
 class Flops(msgspec.Struct, frozen=True):
     """Floating-point operations of one rank as the user declares them. None: not declared."""
 
@@ -191,6 +210,7 @@ class Steps(_WithTotals, frozen=True, tag="steps"):
     columns: dict[str, Column]
     fetch_cpu_ratio: Number | None = None
     """Share of the fetches since the last message in which the training thread was on a CPU or in the run queue; None: not sampled."""
+    standstill: Standstill | None = None  # None: it makes progress
 
 
 class Bye(_WithTotals, frozen=True, tag="bye"):

@@ -136,6 +136,25 @@ def test_ranks_of_two_launchers_without_a_name_are_one_run(agent: Agent) -> None
     assert len(agent.get("/api/v1/runs")["runs"]) == 2, "and neither was ever told under another id"
 
 
+def test_a_rank_for_which_the_others_wait_is_named_with_the_line_that_it_is_in(agent: Agent) -> None:
+    """By torch's flight recorder, which the hook reads while the training thread waits in a collective."""
+    with spawned(agent, 3, "--hang-rank=2", "--steps=40"):
+        found = wait_for("a hang is found", lambda: _stalled(agent, 3), 90, 0.5)
+    assert {each["title"] for each in found} == {"training makes no progress: the other ranks wait for rank 2"}
+    line = next(n for n, text in enumerate(TRAINER.read_text().splitlines(), 1) if "sleep(3600)" in text)
+    (late,) = {each["text"] for one in found for each in one["evidence"] if each["what"] == "late"}
+    issued = re.fullmatch(
+        r"rank 2 has not issued all_reduce (\d+) of group default_pg 0, which others wait in: (.*)", late
+    )
+    assert issued is not None and issued[2] == f"it is in save (ddp_trainer.py:{line})", late
+    assert "stacks) to see where rank 2 is blocked" in found[0]["advice"]
+
+
+def _stalled(agent: Agent, ranks: int) -> list[dict[str, Any]] | None:
+    found = [each for each in agent.get("/api/v1/findings")["findings"] if each["cause"] == "stalled"]
+    return found if len(found) == ranks else None
+
+
 def _ended(agent: Agent, count: int) -> dict[int, dict[str, Any]] | None:
     found = runs(agent)
     return found if len(found) == count and all(each["status"] == "ended" for each in found.values()) else None

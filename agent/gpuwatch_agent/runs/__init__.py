@@ -77,6 +77,7 @@ class Run(msgspec.Struct, eq=False):
     process_start_ns: int = 0  # start of the process that sent last
     activity: str = "startup"
     fetch_cpu_ratio: float | None = None
+    standstill: wire.Standstill | None = None
     heard_ns: int = 0  # when the last message arrived
     restored: bool = False  # nothing was heard of it since this agent started
     steps: RecentColumns = RecentColumns()  # those of the last minute
@@ -127,7 +128,7 @@ class Run(msgspec.Struct, eq=False):
         self._book(sender, message.totals, columns, now_ns, now_s)
         self._resume()
         if isinstance(message, wire.Steps):
-            self.activity = message.activity
+            self.activity, self.standstill = message.activity, message.standstill
             if message.fetch_cpu_ratio is not None:
                 self.fetch_cpu_ratio = message.fetch_cpu_ratio
             return self._take_steps(sender, message, now_ns, now_s)

@@ -15,7 +15,6 @@ from gpuwatch.metrics import Sample
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.runs.timeline import RecentColumns
 
 KEPT = 16  # samples, one a second
 _IDLE_MODES = {"idle", "iowait"}
@@ -94,6 +93,7 @@ def run_window(
         job=run.job,
         activity=run.activity,
         stalled_s=_stalled_s(run, now_ns),
+        standstill=run.standstill,
         **about,
     )
 
@@ -173,22 +173,23 @@ def ranks_by_run(runs: Sequence[Run]) -> dict[str, tuple[RankFacts, ...]]:
 
 def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
     """Return the ranks' mean steps, first batches left out, over the time in which the steps of all of them are known."""
-    known = [(run.rank, run.steps) for run in sorted(runs, key=lambda run: run.rank)]
-    begin_ns = max((steps.end_ns[0] for _, steps in known if steps), default=0)
-    end_ns = min((steps.end_ns[-1] for _, steps in known if steps), default=0)
-    return tuple(_mean(rank, steps, begin_ns, end_ns) for rank, steps in known)
+    begin_ns = max((run.steps.end_ns[0] for run in runs if run.steps), default=0)
+    end_ns = min((run.steps.end_ns[-1] for run in runs if run.steps), default=0)
+    return tuple(_mean(run, begin_ns, end_ns) for run in sorted(runs, key=lambda run: run.rank))
 
 
-def _mean(rank: int, steps: RecentColumns, begin_ns: int, end_ns: int) -> RankFacts:
+def _mean(run: Run, begin_ns: int, end_ns: int) -> RankFacts:
+    steps = run.steps
     part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
     later = [not first for first in steps.epoch_start[part]]
     waits_ns = list(compress(steps.comm_wait_ns[part], later))
     count = len(waits_ns) or 1
     return RankFacts(
-        rank=rank,
+        rank=run.rank,
         steps=len(waits_ns),
         data_wait_s=sum(compress(steps.data_wait_s[part], later)) / count,
         transfer_s=sum(compress(steps.transfer_s[part], later)) / count,
         compute_s=sum(compress(steps.compute_s[part], later)) / count,
         comm_wait_s=sum(waits_ns) / count / 1e9 if waits_ns and min(waits_ns) >= 0 else None,
+        standstill=run.standstill,
     )

@@ -11,12 +11,16 @@ from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger.states import STALLED
+from gpuwatch.wire import Collective
 
 _WHERE = {
     "data_wait": "waits for the loader",
     "step": "is inside a step",
     "between_steps": "is between steps, in no declared phase",
 }
+
+
+_LATE_SHOWN = 3
 
 
 def _no_step(seconds: float) -> Evidence:
@@ -28,16 +32,51 @@ def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found while the run is stalled now."""
     if window.stalled_s is None:
         return None
-    where = _WHERE.get(window.activity or "")
+    late, waited_for = _waited_for(window)
+    where, place = _WHERE.get(window.activity or ""), "" if window.standstill is None else window.standstill.place
+    where = f"the training thread {where}{place and f', in {place}'}"
     return found(
-        "training makes no progress",
+        f"training makes no progress{'' if late is None else f': the other ranks wait for rank {late}'}",
         max(window.share(STALLED), 0.01),
         _no_step(window.stalled_s),
-        *([] if where is None else [Evidence("activity", 1, "", f"the training thread {where}")]),
+        *waited_for,
+        *([Evidence("activity", 1, "", where)] if window.activity in _WHERE else []),
         severity="critical",
-        advice="take the stacks (gpuwatch stacks) to see where it is blocked; if this is an evaluation or a checkpoint, declare it: "
-        'with w.phase("eval")',
+        advice=f"take the stacks (gpuwatch stacks) to see where {'it' if late is None else f'rank {late}'} is blocked; if this is an "
+        'evaluation or a checkpoint, declare it: with w.phase("eval")',
+        rank=late,
     )
+
+
+def _waited_for(window: Window) -> tuple[int | None, list[Evidence]]:
+    """Return the rank that all others wait for, None if there is no such one, and which ranks have not issued what others wait in.
+
+    By the last collectives that each rank of this node has issued. Who is behind and waits in none is waited for. Where each waits in
+    another one, they issued them in different orders, or wait for ranks of other nodes.
+    """
+    still = {rank.rank: rank.standstill for rank in window.ranks if rank.standstill is not None}
+    newest: dict[str, Collective] = {}
+    for each in (each for one in still.values() for each in one.collectives if each.pending):
+        newest[each.group] = max(each, newest.get(each.group, each), key=lambda issued: issued.number)
+    behind: dict[int, Collective] = {}
+    for rank, one in still.items():
+        issued = {each.group: each.number for each in one.collectives}
+        for group, last in newest.items():
+            if issued.get(group, 0 if last.of_all_ranks else last.number) < last.number:
+                behind.setdefault(rank, last)
+    waiting = {rank: each for rank in behind for each in still[rank].collectives if each.pending}
+    late = [rank for rank in behind if rank not in waiting] or list(behind)
+    texts = []
+    for rank in late[:_LATE_SHOWN]:
+        doing = f"it is in {still[rank].place or 'no function of yours'}"
+        if rank in waiting:
+            doing = f"it waits in {waiting[rank].operation} {waiting[rank].number} of group {waiting[rank].group}"
+        missing = behind[rank]
+        texts.append(
+            f"rank {rank} has not issued {missing.operation} {missing.number} of group {missing.group}, which others wait in: {doing}"
+        )
+    alone = late[0] if len(late) == 1 and late[0] not in waiting else None
+    return alone, [Evidence("late", rank, "", text) for rank, text in zip(late, texts, strict=False)]
 
 
 @rule(explains=("stalled",), explained_by=(), stacks="all ranks", alert="RunHung", runbook="RunHung")
@@ -57,6 +96,7 @@ def hung(window: Window, thresholds: Thresholds) -> Finding | None:
             _no_step(window.stalled_s or 0.0),
             Evidence("utilization", busy, "ratio", f"GPU {gpu.gpu} reads {percent(busy)} busy"),
             Evidence("power", fallen, "ratio", text),
+            *_waited_for(window)[1],
             severity="critical",
             advice="take the stacks of all ranks before you end any of them (gpuwatch stacks): a collective waits for a rank that does not arrive",
         )

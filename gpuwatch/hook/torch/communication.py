@@ -1,10 +1,12 @@
-"""How long training waits for other ranks: measured on request, for DistributedDataParallel, and for FSDP on a device.
+"""How long training waits for other ranks: measured on request, for DistributedDataParallel, and for FSDP on a device. And which
+collectives a rank has issued, where it makes no progress.
 
 DDP waits until all gradients are reduced in a callback of the autograd engine: two callbacks of ours around it read the clock on the CPU, and
 record events on a device, whose stream waits. What is reduced while the backward pass still computes is not between the two.
 FSDP makes the stream wait for each collective by `Stream.wait_event`: `stream_waits` records events around that.
 """
 
+import json
 import logging
 import sys
 from itertools import islice
@@ -16,10 +18,12 @@ from gpuwatch.hook.batches import tensors
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.events import COMM, IN_STEP
+from gpuwatch.wire import MAX_GROUPS, MAX_TEXT, Collective
 
 logger = logging.getLogger(__name__)
 
 _OUTPUTS = 16  # tensors of a model's output that get a hook: the loss comes from one of them
+_FLIGHT_RECORDERS = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of all backends but NCCL, and of NCCL
 
 
 class CommunicationWatch:
@@ -126,4 +130,28 @@ def is_parallel(model: Any) -> bool:
     sharded = _classes("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
     return _is_ddp(model) or bool(
         sharded and any(isinstance(part, sharded) for part in getattr(model, "modules", tuple)())
+    )
+
+
+def last_collectives() -> tuple[Collective, ...]:
+    """Return the last collective that this process has issued in each process group, by torch's flight recorder; () without one.
+
+    Asked from any thread, also while the training thread waits in a collective. It asks devices for nothing but whether an event was reached.
+    """
+    torch = sys.modules.get("torch")
+    bindings = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
+    last: dict[str, dict[str, Any]] = {}
+    for dump in filter(None, (getattr(bindings, name, None) for name in _FLIGHT_RECORDERS)):
+        for entry in json.loads(dump(True, False)).get("entries", ()):
+            if not entry["is_p2p"]:
+                last[entry["process_group"][0]] = entry  # the oldest comes first
+    return tuple(
+        Collective(
+            group=" ".join(filter(None, (entry["process_group"][1], group)))[:MAX_TEXT],
+            number=entry["collective_seq_id"],
+            operation=entry["profiling_name"].rpartition(":")[2][:MAX_TEXT],
+            pending=not entry["retired"] and entry["state"] != "completed",
+            of_all_ranks=entry["process_group"][1] == "default_pg",
+        )
+        for group, entry in list(last.items())[:MAX_GROUPS]
     )

@@ -169,6 +169,8 @@ def environment(machine: Machine) -> Outcome:
     """GPUWATCH_* variables: names that nothing reads (a typo is otherwise silent), and values that cannot be used."""
     ours = {name: value.strip() for name, value in machine.environ.items() if name.startswith("GPUWATCH_")}
     bad, unknown = [], []
+    if machine.environ.get("TORCH_FR_BUFFER_SIZE") == "0":
+        unknown.append("TORCH_FR_BUFFER_SIZE=0: no hang will name the rank that the others wait for")
     for name, value in sorted(ours.items()):
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, 1, 0.8)

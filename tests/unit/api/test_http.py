@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import msgspec
 import pytest
 
-from gpuwatch.api.client import Client, Http, fetch
+from gpuwatch.api import Status
+from gpuwatch.api.client import Client, Http, Reply, fetch
 from gpuwatch.errors import SourceError
 
 
@@ -119,3 +122,29 @@ def test_a_run_s_name_is_quoted_and_steps_that_are_not_kept_are_none(server: Ser
 def test_a_url_that_is_none_is_an_error_that_says_so(url: str, reason: str) -> None:
     with pytest.raises(SourceError, match=reason):
         Client(url).status()
+
+
+@pytest.mark.parametrize(
+    ("sampled_s", "asks"),
+    [((99.0, 99.0, 100.5), 3), ((100.0,), 1), ((None,), 1)],
+    ids=["late", "in time", "older agent"],
+)
+def test_a_client_waits_until_the_agent_has_booked_what_it_had(sampled_s: tuple[float | None, ...], asks: int) -> None:
+    """An agent books once a second: what is asked right after a run's end would lack its last second."""
+    asked: list[str] = []
+
+    def get(path: str, timeout_s: float) -> Reply:
+        asked.append(path)
+        now = Status("n", (), time_s=100.0 + len(asked) - 1, sampled_s=sampled_s[len(asked) - 1])
+        return Reply(200, msgspec.json.encode(now))
+
+    client = Client("http://agent", get=get)
+    assert client.caught_up() is client
+    assert asked == ["/api/v1/status"] * asks
+
+
+def test_a_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = Reply(200, msgspec.json.encode(Status("n", (), time_s=100.0, sampled_s=90.0)))
+    begin = time.monotonic()
+    Client("http://agent", get=lambda path, timeout_s: hangs).caught_up()
+    assert 1.9 <= time.monotonic() - begin <= 5
