@@ -26,8 +26,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
     """How the agent is started. A command line option wins."""
 
     http: str = "127.0.0.1:9478"
-    listen: tuple[str, ...] = ()
-    """Endpoints for hooks; empty: this user's socket (`endpoint.default_listen`)."""
+    listen: tuple[str, ...] = ()  # Endpoints for hooks; empty: this user's socket (`endpoint.default_listen`).
     history: str | None = None
     keep_days: Annotated[float, Meta(ge=0.01)] = 7.0
     keep_gib: Annotated[float, Meta(ge=0.01)] = 2.0
@@ -35,45 +34,34 @@ class AgentSettings(msgspec.Struct, frozen=True):
     sysfs: str = "/sys"
     shm: str = "/dev/shm"
     series: Literal["standard", "full"] = "standard"
-    dcgm: str | None = None
-    """A dcgm-exporter on this node, read instead of NVML."""
-    allocations: str = "/run/gpuwatch/allocations"
-    """Where a scheduler's scripts put a file for each job that has GPUs."""
-    pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    """The kubelet's list of devices."""
+    dcgm: str | None = None  # A dcgm-exporter on this node, read instead of NVML.
+    allocations: str = "/run/gpuwatch/allocations"  # Where a scheduler's scripts put a file for each job that has GPUs.
+    pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"  # The kubelet's list of devices.
     full_hours: Annotated[float, Meta(ge=0.1)] = 24.0
-    web_config: str | None = None
-    """TLS and passwords, in the format of the Prometheus exporters."""
-    api_token_file: str | None = None
-    """The API's token; made by the agent where there is no such file."""
-    token_file: str | None = None
-    """The token of hooks that connect over TCP; likewise."""
+    web_config: str | None = None  # TLS and passwords, in the format of the Prometheus exporters.
+    api_token_file: str | None = None  # The API's token; made by the agent where there is no such file.
+    token_file: str | None = None  # The token of hooks that connect over TCP; likewise.
 
 
 class NotifySettings(msgspec.Struct, frozen=True):
     """Notifications that the agent itself sends, where there is no Alertmanager."""
 
-    urls: tuple[str, ...] = ()
-    """Apprise URLs, e.g. "slack://…", "mailto://…", "json://host:port/path"."""
+    urls: tuple[str, ...] = ()  # Apprise URLs, e.g. "slack://…", "mailto://…", "json://host:port/path".
     min_severity: Literal["info", "warning", "critical"] = "warning"
     repeat_s: Annotated[float, Meta(ge=0)] = 14400.0
     """Interval at which an alert that stays active is repeated; 0: never."""
-    name: str | None = None
-    """The node's name in messages; None: its host name."""
+    name: str | None = None  # The node's name in messages; None: its host name.
 
 
 class StackSettings(msgspec.Struct, frozen=True):
     """Automatic stack captures when a finding begins: once per finding, and per run once in `every_s`. Needs py-spy."""
 
     automatic: bool = False
-    folder: str | None = None
-    """Where flame graphs are kept; None: `stacks` in the history's folder."""
-    seconds: Annotated[float, Meta(ge=1)] = 3.0
-    """Duration of a capture."""
+    folder: str | None = None  # Where flame graphs are kept; None: `stacks` in the history's folder.
+    seconds: Annotated[float, Meta(ge=1)] = 3.0  # Duration of a capture.
     rate_hz: Annotated[int, Meta(ge=1)] = 25
     every_s: Annotated[float, Meta(ge=10)] = 600.0
-    keep: Annotated[int, Meta(ge=1)] = 100
-    """How many flame graphs are kept."""
+    keep: Annotated[int, Meta(ge=1)] = 100  # How many flame graphs are kept.
 
 
 class Config(msgspec.Struct, frozen=True):

@@ -21,19 +21,15 @@ XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)
 class AlertThresholds:
     """Every number in the rules. Durations in seconds, ratios 0–1. Raises ConfigError for a value that cannot work."""
 
-    job: str = "gpuwatch"
-    """Name of the scrape job that reads the agents."""
+    job: str = "gpuwatch"  # Name of the scrape job that reads the agents.
     runbooks: str = "http://127.0.0.1:9478/docs/runbooks"
     """URL before `/<Alert>.md` in links to runbooks. Each agent serves them, so that the default works on every node."""
-    dashboards: str = "http://127.0.0.1:3000"
-    """URL of Grafana, for links to the run, the node or the fleet."""
-    ledger_window_s: float = 300
-    """Window of the recorded shares by GPU, run, job, user, node and fleet."""
+    dashboards: str = "http://127.0.0.1:3000"  # URL of Grafana, for links to the run, the node or the fleet.
+    ledger_window_s: float = 300  # Window of the recorded shares by GPU, run, job, user, node and fleet.
     starved_ratio: float = 0.2
     """Share of training time spent waiting for input. A healthy loop stays at a few per cent."""
     starved_window_s: float = 300
-    starved_min_training_s: float = 60
-    """Training time that the window must hold before a share of it means anything."""
+    starved_min_training_s: float = 60  # Training time that the window must hold before a share of it means anything.
     starved_for_s: float = 120
     """At most window minus minimum, or training in bursts between long evaluations would never fire."""
     sweep_window_s: float = 600
@@ -44,28 +40,22 @@ class AlertThresholds:
     inefficient_gpus: float = 0.25
     """How many GPUs' worth of work a finding must cost: its share of the time times the run's ranks."""
     inefficient_for_s: float = 900
-    killed_for_s: float = 0
-    """0: a killed process is certain at once."""
+    killed_for_s: float = 0  # 0: a killed process is certain at once.
     job_wasted_ratio: float = 0.2
     """Share of a job's time that interruptions take: no attempt alive, restarts, steps that are done again or lost."""
-    job_min_s: float = 3600
-    """Time of a job, all attempts together, from which that share means anything."""
+    job_min_s: float = 3600  # Time of a job, all attempts together, from which that share means anything.
     job_wasted_for_s: float = 300
     restart_window_s: float = 1800
-    restart_runs: float = 3
-    """How many attempts of a job must begin within the window to be a loop."""
+    restart_runs: float = 3  # How many attempts of a job must begin within the window to be a loop.
     restart_for_s: float = 60
     phase_eval_s: float = 3600
     """How long an evaluation may last while the rank's GPUs are idle. A busy GPU restarts the time."""
     phase_checkpoint_s: float = 1800
-    phase_startup_s: float = 1800
-    """The same for start-up: rendezvous, NCCL's initialisation, loading a model."""
-    phase_other_s: float = 3600
-    """The same for time outside of steps and declared phases."""
+    phase_startup_s: float = 1800  # The same for start-up: rendezvous, NCCL's initialisation, loading a model.
+    phase_other_s: float = 3600  # The same for time outside of steps and declared phases.
     phase_ratio: float = 0.95
     """Share of the limit that the run must have spent in the one state. Below 1: a late scrape is not progress."""
-    phase_busy_ratio: float = Thresholds.gpu_idle_utilization
-    """Utilisation up to which a GPU counts as idle."""
+    phase_busy_ratio: float = Thresholds.gpu_idle_utilization  # Utilisation up to which a GPU counts as idle.
     phase_for_s: float = 60
     idle_ratio: float = 0.9
     """Share of a GPU's time held idle. Below 1, or one busy sample every half hour would hide it."""
@@ -77,14 +67,12 @@ class AlertThresholds:
     stalled_window_s: float = 120
     stalled_for_s: float = 60
     hung_for_s: float = 120
-    busy_ratio: float = Thresholds.gpu_busy
-    """Utilisation from which a GPU claims to be busy."""
+    busy_ratio: float = Thresholds.gpu_busy  # Utilisation from which a GPU claims to be busy.
     busy_window_s: float = 600
     busy_for_s: float = 120
     low_power_ratio: float = 0.4
     """Share of the GPU's own highest power within `power_window_s`, below which full utilisation is no work."""
-    power_window_s: float = 21600
-    """How far back the GPU's own highest power is looked up."""
+    power_window_s: float = 21600  # How far back the GPU's own highest power is looked up.
     rank_pace_ratio: float = Thresholds.rank_pace
     """Ranks whose steps differ by more than this share do not step together: none of them is a straggler."""
     straggler_ratio: float = 0.1
@@ -100,22 +88,18 @@ class AlertThresholds:
     shm_forecast_used_ratio: float = 0.5
     """A /dev/shm that is emptier than this is not forecast: workers fill it to a level and stay there."""
     shm_forecast_for_s: float = 300
-    throttle_reasons: str = "thermal|hardware"
-    """Not `power`: a GPU that works hard is at its power cap, and should be."""
+    throttle_reasons: str = "thermal|hardware"  # Not `power`: a GPU that works hard is at its power cap, and should be.
     throttled_ratio: float = Thresholds.throttled_share
     throttled_window_s: float = 300
     throttled_for_s: float = 300
-    gpu_lost_memory_s: float = 3600
-    """For how long a GPU that was there is expected to be there."""
+    gpu_lost_memory_s: float = 3600  # For how long a GPU that was there is expected to be there.
     gpu_lost_for_s: float = 60
     xid_window_s: float = 300
-    xid_for_s: float = 0
-    """0: one is enough."""
+    xid_for_s: float = 0  # 0: one is enough.
     step_slower_factor: float = 1.3
     step_window_s: float = 600
     step_baseline_s: float = 21600
-    step_history_s: float = 3600
-    """How long a run must have trained before it has a baseline."""
+    step_history_s: float = 3600  # How long a run must have trained before it has a baseline.
     step_slower_for_s: float = 600
     telemetry_lost_s: float = 60
     """Unexplained seconds within the window that count as lost while messages of the run still arrive in between."""

@@ -16,10 +16,8 @@ from gpuwatch import api
 from gpuwatch.errors import ConfigError, SourceError
 from gpuwatch.wire.endpoint import token
 
-TIMEOUT_S = 3.0
-"""A page is redrawn every 2 s: a slower agent is as good as down."""
-LONG_TIMEOUT_S = 20.0
-"""For steps and series of a whole run: a million steps take an agent more than a second of CPU."""
+TIMEOUT_S = 3.0  # A page is redrawn every 2 s: a slower agent is as good as down.
+LONG_TIMEOUT_S = 20.0  # For steps and series of a whole run: a million steps take an agent more than a second of CPU.
 
 Params = Mapping[str, str | int | float | Sequence[str]]
 Answer = TypeVar("Answer")
@@ -32,8 +30,7 @@ class Reply:
 
     status: int
     body: bytes
-    location: str | None = None
-    """Target of a redirect, which is not followed."""
+    location: str | None = None  # Target of a redirect, which is not followed.
 
 
 Get = Callable[[str, float], Reply]
@@ -270,8 +267,7 @@ class Client(JsonServer):
 class RunSource(Protocol):
     """What a report reads from: a Client, or a history file (in the agent's package)."""
 
-    where: str
-    """For messages: what is read."""
+    where: str  # For messages: what is read.
 
     def runs(self, kept: bool = False) -> Sequence[api.Run]: ...
 

@@ -17,7 +17,7 @@ from gpuwatch.api.client import Client, without_password
 from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, SourceError, require
 from gpuwatch.formatting import duration, percent
-from gpuwatch.tools.demo_training import BOTTLENECKS, small_shm_command
+from gpuwatch.tools.demo_training import BOTTLENECKS
 from gpuwatch.tools.reports.job import job_text
 
 _BOTTLENECK = f"The bottleneck of the training: {', '.join(BOTTLENECKS)}."
@@ -42,8 +42,6 @@ def demo(
         raise ConfigError("the demo trains with PyTorch, which is not installed: pip install torch") from None
     options = ["--bottleneck", bottleneck, "--seconds", str(seconds)]
     command = [sys.executable, "-m", "gpuwatch.tools.demo_training", *options]
-    if bottleneck == "shm":
-        command = small_shm_command(command)
     with tempfile.TemporaryDirectory(prefix="gpuwatch-demo-") as directory:
         endpoint = f"ipc://{directory}/hook.sock"
         http, port = f"127.0.0.1:{free_port(9478)}", free_port(8501)
@@ -69,12 +67,8 @@ def demo(
 
 
 def _job(agent_url: str) -> str:
-    """Return the ledger of the only job, once it has ended or some seconds later, and what it comes to."""
-    for _ in range(20):
-        (job,) = Client(agent_url).jobs()
-        if job.status == "ended":
-            break
-        time.sleep(0.5)
+    """Return the ledger of the only job, which has ended, and what it comes to."""
+    (job,) = Client(agent_url).caught_up().jobs()
     wall_s = sum(job.states.values())
     verdict = f"killed {job.interruptions} times: {percent(job.goodput_ratio or 0.0)} of {duration(wall_s)} computed new steps"
     wasted_s = sum(job.states.get(state, 0.0) for state in ("down", "restart", "redone", "lost"))

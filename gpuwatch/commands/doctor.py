@@ -11,14 +11,13 @@ import typer
 from typer import Option
 
 from gpuwatch import __version__
-from gpuwatch.commands.options import AGENT, History, Json, PagePort
+from gpuwatch.commands.options import AGENT, History, Json
 from gpuwatch.errors import ConfigError, MissingExtra, require
 
 
 def doctor(
     agent: Annotated[str | None, Option(help="The agent's URL.", envvar="GPUWATCH_AGENT", show_default=AGENT)] = None,
     prometheus: Annotated[str | None, Option(help="Check it too: its URL.", envvar="GPUWATCH_PROMETHEUS")] = None,
-    port: PagePort = 8501,
     history: History = None,
     json: Json = False,
 ) -> None:
@@ -36,7 +35,7 @@ def doctor(
 
     url = _url(agent, "--agent") if agent is not None else _default_agent()
     prometheus_url = _url(prometheus, "--prometheus") if prometheus is not None else None
-    checks = examine(this_machine(url, agent is not None, prometheus_url, history or _default_history(), port))
+    checks = examine(this_machine(url, agent is not None, prometheus_url, history or _default_history()))
     host = socket.gethostname()
     title = f"gpuwatch doctor · {host} · gpuwatch {__version__}"
     if json:

@@ -206,20 +206,11 @@ class Publisher:
                 with self.accounts.held():
                     self.accounts.apply(self._recorder.clock())
                     self.accounts.settle_cost()
-                try:
-                    self.accounts.note_standstill(self._recorder.clock())
-                except Exception as error:
-                    self.failed("finding where training stands still", error)
-                try:
-                    self._publish(hello=count % _HELLO_EVERY == 0)
-                except Exception as error:
-                    self.failed("publishing to the agent", error)
+                self._guard("locating a standstill", self.accounts.note_standstill, self._recorder.clock())
+                self._guard("publishing to the agent", self._publish, count % _HELLO_EVERY == 0)
                 self.ranks.start_if_distributed()
                 for live in self.live:
-                    try:
-                        live.prepare(self._recorder.clock())
-                    except Exception as error:
-                        self.failed("preparing what is logged", error)
+                    self._guard("preparing what is logged", live.prepare, self._recorder.clock())
                 self._wait(_SAMPLES_A_TICK if count < _SAMPLED_OFTEN else 1)
                 self._working = None
                 self.close_if_postponed()
@@ -241,10 +232,13 @@ class Publisher:
 
     def _sample_host(self) -> None:
         """Sample the node. Without evidence there is still a ledger."""
+        self._guard("sampling the node", self.accounts.sample_host)
+
+    def _guard(self, doing: str, call: Callable[..., object], *arguments: object) -> None:
         try:
-            self.accounts.sample_host()
+            call(*arguments)
         except Exception as error:
-            self.failed("sampling the node", error)
+            self.failed(doing, error)
 
     def _publish(self, hello: bool, bye: bool = False) -> None:
         """Send the agent what was applied. Step records are buffered within bounds; the oldest are dropped first, and counted."""

@@ -199,12 +199,6 @@ def active_trackers() -> list[Tracker]:
     return [tracker_of(run) for run in runs if run is not None]
 
 
-def _unregistered() -> set[object]:
-    """Return what shows that there is a TensorBoard writer or an Aim run: the writers' threads, Aim's module."""
-    found: set[object] = {each for each in threading.enumerate() if type(each).__module__.startswith("tensorboard")}
-    return found | {"aim"} if "aim.sdk.run" in sys.modules else found
-
-
 def find_unregistered() -> list[Tracker]:
     """Return TensorBoard's writers and Aim's runs, which no module knows, by one search of all objects: 0.1 s for 200,000 of them."""
     modules = {
@@ -304,10 +298,12 @@ class LiveLog:
         return [tracker for tracker in (*self._given, *self._active) if tracker.run not in self._failing]
 
     def _search(self) -> None:
-        """Search for the trackers that no module knows, once for each new writer."""
+        """Search for the trackers that no module knows, once for each new thread of a TensorBoard writer, and with Aim's module."""
         if self._auto:
             try:
-                if (present := _unregistered()) - self._searched:
+                threads = (each for each in threading.enumerate() if type(each).__module__.startswith("tensorboard"))
+                present = {*threads, *(sys.modules.keys() & {"aim.sdk.run"})}
+                if present - self._searched:
                     self._given = find_unregistered()
                 self._searched = present
             except Exception as error:

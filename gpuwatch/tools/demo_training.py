@@ -7,9 +7,7 @@ the loop is written, as in a user's script.
 import argparse
 import ctypes
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import gpuwatch
-from gpuwatch.errors import ConfigError
-from gpuwatch.host.proc import shm_bytes
 
 _ATTEMPTS = 3  # of the training that crashes
-_SMALL_SHM_BYTES = 64 << 20
-_MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
 class Training:
@@ -181,41 +175,14 @@ def train_crash(training: Training) -> None:
                 break
 
 
-def train_shm(training: Training) -> None:
-    """Batches whose buffers fill a small /dev/shm."""
-    shm_size, _ = shm_bytes()
-    # 2 workers × 8 batches fill 84% of it; one more is in use by the training and one in transit.
-    batch_size = max(1, int(0.84 * shm_size / 16 / (3 * 64 * 64 * 4)))
-    training.run(_images(64, batch_size=batch_size, num_workers=2, prefetch_factor=8))
-
-
 BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
     "input": (lambda training: training.run(_loader(100_000, _decoded, batch_size=32)), 32),
     "epoch-start": (train_epoch_start, 32),
     "eval": (train_eval, 32),
     "crash": (train_crash, 16),
-    "shm": (train_shm, 32),
     "none": (lambda training: training.run(_batches()), 64),
 }
 """Training loop and width of the network, by bottleneck; `input` decodes in the training process, as num_workers is 0."""
-
-
-def small_shm_command(command: list[str]) -> list[str]:
-    """Return the command wrapped so that its /dev/shm has 64 MiB, Docker's default.
-
-    This needs a mount namespace: as root, or in a user namespace. Raises: ConfigError where neither is allowed and /dev/shm is large.
-    """
-    if shm_bytes()[0] <= 4 * _SMALL_SHM_BYTES:
-        return command
-    unshare = shutil.which("unshare")
-    for options in (["-m"], ["-r", "-m"]):
-        prefix = [unshare or "unshare", *options, "sh", "-c", _MOUNT, "sh"]
-        if unshare and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
-            return [*prefix, *command]
-    raise ConfigError(
-        "--bottleneck shm needs a small /dev/shm: this machine's is large, and a mount namespace with another is not permitted "
-        "(run as root, or in a container with the default of 64 MB)"
-    )
 
 
 if __name__ == "__main__":

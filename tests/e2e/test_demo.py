@@ -59,9 +59,3 @@ def test_a_job_that_crashes_twice_has_its_goodput_and_what_saving_oftener_would_
     assert (
         int(verdict[1]) + int(verdict[3]) <= 100 and float(verdict[2]) < 1.5 * 36
     )  # s: torch is imported once, before
-
-
-def test_a_dev_shm_that_will_be_full_is_said_before_it_is() -> None:
-    _, err = demo("shm", 10)
-    assert "/dev/shm is nearly full" in err
-    assert "--shm-size=" in err

@@ -43,14 +43,14 @@ def hidden(name):
     return version(name)
 metadata.version = hidden
 util.find_spec = lambda name, *rest: None if name.split(".")[0] in missing else find(name, *rest)
-sys.argv = ["gpuwatch", "doctor", "--json", "--port", "{port}"]
+sys.argv = ["gpuwatch", "doctor", "--json"]
 from gpuwatch.cli import main
 main()
 """
 
 
 def doctor(*arguments: str, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpuwatch", "doctor", "--port", str(free_port()), *arguments]
+    command = [sys.executable, "-m", "gpuwatch", "doctor", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, env=dict(environment))
 
 
@@ -74,10 +74,8 @@ def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
 def test_with_a_live_agent(tmp_path: Path) -> None:
     with agent(tmp_path) as server:
         found = checks(doctor("--json", "--agent", server.url, environment={**ENVIRONMENT, **only_endpoint(tmp_path)}))
-        port = server.url.rpartition(":")[2]
         assert found["agent"]["found"].startswith(f"{server.url} is ready, gpuwatch {__version__}")
         assert [found[name]["status"] for name in ("version", "hook socket")] == ["ok"] * 2
-        assert found["agent port"]["found"] == f"{port} is answered by gpuwatch {__version__}"
         assert found["history"]["found"].startswith(f"{tmp_path}/history.db, ")
         assert re.match(r"\d+ of \d+ work", found["collectors"]["found"])
 
@@ -90,16 +88,12 @@ def test_with_a_live_agent(tmp_path: Path) -> None:
         assert re.search("timed out|no result within 3 s", stopped["agent"]["found"]), (
             "its own deadline, or that of all checks"
         )
-        assert re.search(
-            f"{port} is taken, and no agent answers there|no result within 3 s", stopped["agent port"]["found"]
-        )
 
         server.process.kill()
         server.process.wait()
     killed = checks(doctor("--json", "--agent", server.url, environment={**ENVIRONMENT, **only_endpoint(tmp_path)}))
     assert killed["agent"]["found"] == f"{server.url}: Connection refused"
     assert killed["hook socket"]["status"] == "problem" and "a dead agent left it" in killed["hook socket"]["found"]
-    assert killed["agent port"]["found"] == f"{port} is free"
 
 
 def only_endpoint(directory: Path) -> dict[str, str]:
@@ -109,32 +103,20 @@ def only_endpoint(directory: Path) -> dict[str, str]:
 def test_without_an_agent_nothing_is_wrong_with_that() -> None:
     found = checks(doctor("--json", environment={**ENVIRONMENT, "GPUWATCH_HTTP": f"127.0.0.1:{free_port()}"}))
     assert found["agent"]["status"] == "skipped" and found["collectors"]["status"] == "skipped"
-    assert found["agent port"]["status"] == "ok" and found["page port"]["status"] == "ok"
 
 
 def test_a_port_that_another_program_has_is_found() -> None:
-    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
-    http, page = free_port(), free_port()
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with (
-        subprocess.Popen([*command, str(http)], **silent) as first,
-        subprocess.Popen([*command, str(page)], **silent) as second,
-    ):
+    http = free_port()
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(http)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
         try:
-            for port in (http, page):
-                wait_for(
-                    "it listens", lambda port=port: socket.create_connection(("127.0.0.1", port)).close() or True, 10
-                )
-            where = {**ENVIRONMENT, "GPUWATCH_HTTP": f"0.0.0.0:{http}"}
-            found = checks(doctor("--json", "--port", str(page), environment=where))
+            wait_for("it listens", lambda: socket.create_connection(("127.0.0.1", http)).close() or True, 10)
+            found = checks(doctor("--json", environment={**ENVIRONMENT, "GPUWATCH_HTTP": f"0.0.0.0:{http}"}))
         finally:
-            first.kill()
-            second.kill()
-    assert found["agent port"]["status"] == "problem"
-    assert found["agent port"]["found"] == f"{http} is taken, and no agent answers there"
-    assert found["page port"]["status"] == "warning"
-    assert found["page port"]["found"] == f"{page} is taken by another program"
-    assert found["agent"]["status"] == "skipped"
+            other.kill()
+    assert found["agent"]["status"] == "problem"
+    assert found["agent"]["found"] == f"http://127.0.0.1:{http}: another program answers there (status 404)"
+    assert "another --http" in found["agent"]["remedy"]
 
 
 def test_gpus_through_nvml_and_a_typo_in_the_list_of_them(tmp_path: Path) -> None:
@@ -176,7 +158,7 @@ def test_prometheus_that_scrapes_an_agent_and_one_that_does_not(tmp_path: Path) 
 def test_with_the_base_installation_missing_extras_are_findings() -> None:
     missing = ["pynvml", "uvicorn", "starlette", "prometheus_client", "streamlit", "torch", "yaml"]
     gone = [*missing, "nvidia_ml_py"]
-    code = BARE.format(missing=missing, distributions=gone, port=free_port())
+    code = BARE.format(missing=missing, distributions=gone)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, env=ENVIRONMENT)
     found = checks(done)
     assert found["hook"]["status"] == "ok"
@@ -200,7 +182,7 @@ def test_in_a_terminal_it_keeps_to_the_width() -> None:
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     environment = {name: value for name, value in ENVIRONMENT.items() if name not in ("COLUMNS", "NO_COLOR", "CI")}
     environment |= {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "gpuwatch", "doctor", "--port", str(free_port())]
+    command = [sys.executable, "-m", "gpuwatch", "doctor"]
     with subprocess.Popen(command, stdout=inside, stderr=inside, stdin=inside, env=environment) as process:
         os.close(inside)
         shown = b""

@@ -64,7 +64,7 @@ def test_nvml_that_hangs_is_given_up_on(nvml: FakeNvml) -> None:
 
 
 def this_machine() -> Machine:
-    return machine_of("http://127.0.0.1:9478", False, None, None, 8501)
+    return machine_of("http://127.0.0.1:9478", False, None, None)
 
 
 def test_a_declared_tcp_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,6 @@ def test_a_listener_is_found_by_its_port() -> None:
 
 def test_what_this_machine_says_agrees_with_its_own_tools() -> None:
     around = this_machine()
-    assert around.ntp() in (True, False, None)
     usage = shutil.disk_usage("/")
     assert around.space(Path("/"))[0] == usage.total
     assert around.cores() == len(os.sched_getaffinity(0))

@@ -36,8 +36,7 @@ class Attempt(NamedTuple):
     begin_s: float
     """When its ledger begins; before that it imported. Not before the run's last process ended, whatever the clock says."""
     end_s: float
-    alive_s: float
-    """When its process began, as far as that is known; not more than a minute before `begin_s`."""
+    alive_s: float  # When its process began, as far as that is known; not more than a minute before `begin_s`.
 
     @property
     def sent(self) -> wire.Totals:

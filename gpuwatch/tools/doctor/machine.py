@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import platform
 import resource
@@ -156,7 +155,6 @@ class Machine:
     agent_wanted: bool  # whether the user named the agent: one that does not answer is a problem then
     prometheus_url: str | None
     history: Path | None  # where an agent started by this user keeps its history. None without the agent extra.
-    page_port: int
     nvml: Callable[[], NvmlFacts]
     agent: Callable[[], AgentView]
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -187,18 +185,6 @@ class Machine:
         """Return where a package lies, without importing it; None where it is not installed."""
         spec = find_spec(package)
         return Path(spec.origin).parent if spec is not None and spec.origin else None
-
-    def ntp(self) -> bool | None:
-        """Return whether the kernel considers its clock synchronised; None: unknown.
-
-        Source: adjtimex(2), which only reads when called with modes=0; the status word follows six longs.
-        """
-        timex = (ctypes.c_long * 64)()  # larger than any struct timex
-        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
-        if state < 0:
-            return None
-        status = ctypes.c_int.from_buffer(timex, 5 * ctypes.sizeof(ctypes.c_long)).value
-        return state != 5 and not status & 0x0040  # TIME_ERROR, STA_UNSYNC
 
     def limits(self, number: int) -> tuple[float, float]:
         """Return (soft, hard) of a resource, inf for none. Source: getrlimit(2)."""
@@ -242,9 +228,7 @@ class Machine:
         return os.access(path, os.W_OK)
 
 
-def this_machine(
-    agent_url: str, agent_wanted: bool, prometheus_url: str | None, history: Path | None, page_port: int
-) -> Machine:
+def this_machine(agent_url: str, agent_wanted: bool, prometheus_url: str | None, history: Path | None) -> Machine:
     """Return this machine, as this process sees it. NVML and the agent are read once, in the background."""
     nvml, agent = in_background(read_nvml), in_background(lambda: ask_agent(agent_url, partial(fetch, token=api_token)))
-    return Machine(agent_url, agent_wanted, prometheus_url, history, page_port, nvml.result, agent.result)
+    return Machine(agent_url, agent_wanted, prometheus_url, history, nvml.result, agent.result)

@@ -2,12 +2,10 @@
 
 import json
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from gpuwatch.api.client import why, without_password
+from gpuwatch.api.client import why
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import size
 from gpuwatch.tools.doctor.machine import Machine, is_local
@@ -28,8 +26,12 @@ def agent(machine: Machine) -> Outcome:
     """Whether the agent answers and takes its samples. One that was not asked for may be absent."""
     view = machine.agent()
     if view.status is None:
-        if view.state != "unreachable" and not machine.agent_wanted:
+        if view.state == "refused" and not machine.agent_wanted:
             return skipped(f"none at {view.url}; runs still print their verdicts", "gpuwatch up starts one")
+        if view.state == "foreign":
+            return problem(
+                f"{view.url}: {view.error}", "ss -ltnp shows which; stop it, or give the agent another --http"
+            )
         return problem(f"{view.url}: {view.error}", "gpuwatch up starts one; --agent URL names one elsewhere")
     if not view.ready:
         return problem(
@@ -134,34 +136,6 @@ def _owner(path: Path) -> str:
         return f"{path.owner()}:{path.group()}"
     except (KeyError, OSError):
         return "unknown owner"
-
-
-def agent_port(machine: Machine) -> Outcome:
-    """The port of the agent's /metrics and API: free, gpuwatch's, or taken by another program."""
-    if not is_local(machine.agent_url):
-        return skipped(f"{without_password(machine.agent_url)} is another machine's")
-    parts = urlsplit(machine.agent_url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    if (status := machine.agent().status) is not None:
-        return ok(f"{port} is answered by gpuwatch {status.version}")
-    if not machine.connects("127.0.0.1", port):
-        return ok(f"{port} is free")
-    return problem(
-        f"{port} is taken, and no agent answers there",
-        f"ss -ltnp shows by which program; stop it, or gpuwatch agent --http 127.0.0.1:{port + 2}",
-    )
-
-
-def page_port(machine: Machine) -> Outcome:
-    """The port of the live page: free, a Streamlit page's, or taken by another program."""
-    port = machine.page_port
-    if not machine.connects("127.0.0.1", port):
-        return ok(f"{port} is free")
-    with suppress(OSError):
-        if machine.fetch(f"http://127.0.0.1:{port}/_stcore/health").body.strip() == b"ok":
-            return ok(f"{port} is answered by a Streamlit page")
-    remedy = f"ss -ltnp shows which; stop it, or gpuwatch up --port {port + 1}"
-    return warning(f"{port} is taken by another program", remedy)
 
 
 def history(machine: Machine) -> Outcome:

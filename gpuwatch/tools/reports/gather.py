@@ -41,10 +41,8 @@ def choose(source: RunSource, wanted: str) -> list[Run]:
     runs = sorted(source.runs(kept=True), key=lambda run: -run.last_message_s)
     if not runs:
         raise ConfigError(f"{source.where} knows no run yet; start a training with gpuwatch.watch(loader)")
-    chosen = next((run for run in runs if run.run == wanted), None)
-    chosen = chosen or next((run for run in runs if run.name == wanted), None)
-    if chosen is None and wanted == "last":
-        chosen = runs[0]
+    named = next((run for run in runs if run.name == wanted), runs[0] if wanted == "last" else None)
+    chosen = next((run for run in runs if run.run == wanted), named)
     if chosen is None:
         names = list(dict.fromkeys(name for run in runs for name in (run.name, run.run)))
         near = get_close_matches(wanted, names, 1, 0.5)

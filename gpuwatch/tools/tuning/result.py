@@ -27,8 +27,7 @@ class Setting:
     """The settings of a loader; the fields are keyword arguments of a DataLoader."""
 
     num_workers: int
-    prefetch_factor: int | None = None
-    """Batches each worker makes ahead; None without workers, as DataLoader requires."""
+    prefetch_factor: int | None = None  # Batches each worker makes ahead; None without workers, as DataLoader requires.
     pin_memory: bool = False
     persistent_workers: bool = False
 

@@ -11,7 +11,7 @@ import pytest
 from gpuwatch.tools.doctor.machine import AgentView, Machine, NvmlFacts
 from tests.unit.doctor.machines import GIB, REQUIREMENTS, VERSIONS, answers, two_gpus, write
 
-METHODS = ("requirements", "folder_of", "ntp", "limits", "cores", "space", "reads", "writes", "connects")
+METHODS = ("requirements", "folder_of", "limits", "cores", "space", "reads", "writes", "connects")
 
 
 @pytest.fixture
@@ -62,7 +62,6 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
             "uid": 0,
             "agent_url": "http://127.0.0.1:9478",
             "agent_wanted": False,
-            "page_port": 8501,
             "prometheus_url": None,
             "history": tmp_path / "state/gpuwatch/history.db",
             "procfs": proc,
@@ -77,7 +76,6 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
             "nvml": lambda: nvml,
             "agent": lambda: agent,
             "fetch": answers(pages),
-            "ntp": lambda: True,
             "limits": lambda number: limit,
             "cores": lambda: 8,
             "space": lambda path: space,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.host.cgroup import Quota, folders, quota
-from gpuwatch.tools.doctor.limits import cores, ntp, open_files, pressure, shm, tasks
+from gpuwatch.tools.doctor.limits import cores, open_files, pressure, shm, tasks
 from gpuwatch.tools.doctor.machine import Machine
 from tests.unit.doctor.machines import GIB, UNLIMITED, write
 
@@ -127,8 +127,3 @@ def test_pressure(machine: MakeMachine, proc: Path) -> None:
     (proc / "pressure/io").unlink()
     outcome = pressure(machine())
     assert outcome.status == "warning" and "for io:" in outcome.found and "psi=1" in str(outcome.remedy)
-
-
-@pytest.mark.parametrize(("reported", "status"), [(True, "ok"), (False, "warning"), (None, "skipped")])
-def test_ntp(machine: MakeMachine, reported: bool | None, status: str) -> None:
-    assert ntp(machine(ntp=lambda: reported)).status == status

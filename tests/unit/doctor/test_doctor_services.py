@@ -12,7 +12,7 @@ import pytest
 from gpuwatch.api import Status
 from gpuwatch.api.client import Reply
 from gpuwatch.tools.doctor.machine import AgentView, Machine
-from gpuwatch.tools.doctor.services import agent_port, alert_rules, history, page_port, prometheus
+from gpuwatch.tools.doctor.services import alert_rules, history, prometheus
 from tests.unit.doctor.machines import GIB, STATUS
 
 MakeMachine = Callable[..., Machine]
@@ -22,24 +22,6 @@ PROMETHEUS = "http://prometheus:9090"
 
 def alive(**changes: Any) -> AgentView:
     return AgentView(URL, "answers", msgspec.convert({**STATUS, **changes}, Status), ready=True)
-
-
-def test_agent_port(machine: MakeMachine) -> None:
-    assert agent_port(machine()).found == "9478 is free"
-    assert agent_port(machine(agent_url="http://node-17:9478")).status == "skipped"
-    taken = agent_port(machine(connects=lambda host, port: port == 9478))
-    assert taken.status == "problem" and taken.found == "9478 is taken, and no agent answers there"
-    assert "--http 127.0.0.1:9480" in str(taken.remedy)
-    assert agent_port(machine(view=alive())).found == "9478 is answered by gpuwatch 0.1.0"
-
-
-def test_page_port(machine: MakeMachine) -> None:
-    assert page_port(machine()).found == "8501 is free"
-    taken = page_port(machine(connects=lambda host, port: port == 8501))
-    assert taken.status == "warning" and "--port 8502" in str(taken.remedy)
-    health = {"http://127.0.0.1:8501/_stcore/health": Reply(200, b"ok")}
-    page = page_port(machine(pages=health, connects=lambda host, port: True))
-    assert page.found == "8501 is answered by a Streamlit page"
 
 
 def test_history_of_the_agent_that_would_be_started(machine: MakeMachine, tmp_path: Path) -> None:

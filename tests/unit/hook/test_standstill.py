@@ -13,7 +13,8 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.hook.torch.communication import last_collectives
-from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, turn
+from gpuwatch.hook.watch import Watch
+from tests.unit.hook.fakes import Clock, connect, reported, turn
 
 
 def entry(group: tuple[str, str], number: int, **changes: Any) -> dict[str, Any]:
@@ -99,9 +100,9 @@ def test_a_process_that_stands_still_says_where_and_forgets_it_with_the_next_ste
     assert noted() is None
 
 
-def test_a_recorder_that_cannot_be_read_leaves_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    watch = fake_watch(clock, monkeypatch)
+def test_a_recorder_that_cannot_be_read_leaves_the_place(
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accounts = watch._publisher.accounts
 
     def broken(collectives: bool, active: bool) -> str:
