@@ -59,8 +59,6 @@ def test_without_torch_or_a_recorder_there_are_none(monkeypatch: pytest.MonkeyPa
 def test_a_process_that_stands_still_says_where_and_forgets_it_with_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock()
-    watch = fake_watch(clock, monkeypatch)
     agent, accounts = connect(watch), watch._publisher.accounts
     calls: list[int] = []
     monkeypatch.setattr(
