@@ -57,7 +57,7 @@ def test_without_torch_or_a_recorder_there_are_none(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_process_that_stands_still_says_where_and_forgets_it_with_the_next_step(
-    monkeypatch: pytest.MonkeyPatch,
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, accounts = connect(watch), watch._publisher.accounts
     calls: list[int] = []
