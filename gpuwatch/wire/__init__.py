@@ -27,7 +27,7 @@ MAX_NAME = 136  # of a run, a phase: what labels series
 MAX_TAGS = 32
 MAX_DEATHS = 256
 MAX_WORKERS = 1024
-MAX_GROUPS = 64
+MAX_GROUPS = 16
 
 
 HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")

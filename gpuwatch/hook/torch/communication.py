@@ -18,11 +18,12 @@ from gpuwatch.hook.batches import tensors
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.events import COMM, IN_STEP
-from gpuwatch.wire import MAX_GROUPS, MAX_TEXT, Collective
+from gpuwatch.wire import MAX_GROUPS, Collective
 
 logger = logging.getLogger(__name__)
 
 _OUTPUTS = 16  # tensors of a model's output that get a hook: the loss comes from one of them
+_LONGEST = 64  # characters of a group's or an operation's name
 _FLIGHT_RECORDERS = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of all backends but NCCL, and of NCCL
 
 
@@ -145,13 +146,14 @@ def last_collectives() -> tuple[Collective, ...]:
         for entry in json.loads(dump(True, False)).get("entries", ()):
             if not entry["is_p2p"]:
                 last[entry["process_group"][0]] = entry  # the oldest comes first
-    return tuple(
+    found = [
         Collective(
-            group=" ".join(filter(None, (entry["process_group"][1], group)))[:MAX_TEXT],
+            group=" ".join(filter(None, (entry["process_group"][1], group)))[:_LONGEST],
             number=entry["collective_seq_id"],
-            operation=entry["profiling_name"].rpartition(":")[2][:MAX_TEXT],
+            operation=entry["profiling_name"].rpartition(":")[2][:_LONGEST],
             pending=not entry["retired"] and entry["state"] != "completed",
             of_all_ranks=entry["process_group"][1] == "default_pg",
         )
-        for group, entry in list(last.items())[:MAX_GROUPS]
-    )
+        for group, entry in last.items()
+    ]
+    return tuple(sorted(found, key=lambda each: not each.pending)[:MAX_GROUPS])

@@ -43,10 +43,17 @@ def test_the_last_collective_of_each_group_is_read_from_every_recorder(monkeypat
     nccl = dump(entry(("7", "tp"), 5, profiling_name="nccl:_broadcast_oop", state="completed", retired=False))
     recorders(monkeypatch, fr=gloo, nccl=nccl)
     assert last_collectives() == (
-        wire.Collective("default_pg 0", 2, "all_reduce", pending=False, of_all_ranks=True),
         wire.Collective("3", 4, "all_reduce", pending=True),
+        wire.Collective("default_pg 0", 2, "all_reduce", pending=False, of_all_ranks=True),
         wire.Collective("tp 7", 5, "_broadcast_oop", pending=False),
     )
+
+
+def test_of_many_groups_those_are_kept_that_are_waited_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [entry((str(number), "d" * 300), 1, retired=number != 40) for number in range(50)]
+    recorders(monkeypatch, fr=dump(*entries))
+    found = last_collectives()
+    assert len(found) == wire.MAX_GROUPS and found[0].pending and len(found[0].group) == 64
 
 
 def test_without_torch_or_a_recorder_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,10 @@ def test_the_largest_message_of_a_hook_is_taken() -> None:
     columns = {name: wire.pack([1] * wire.MAX_STEPS_A_MESSAGE) for name in wire.STEP_COLUMNS}
     names = {"\N{GRINNING FACE}" * (wire.MAX_NAME - 1) + chr(65 + n): 1 for n in range(MAX_DECLARED + 1)}
     ten = {"compute": 41, "input_wait": 10, "other": 9}
-    largest = steps(columns=columns, totals=totals(declared_ns=names, states_ns=ten))
+    wide = "\N{GRINNING FACE}"
+    group = wire.Collective(64 * wide, 1 << 52, 64 * wide, True, True)
+    still = wire.Standstill(wire.MAX_TEXT * wide, (group,) * wire.MAX_GROUPS)
+    largest = steps(columns=columns, totals=totals(declared_ns=names, states_ns=ten), standstill=still)
     assert wire.decode(wire.encode(largest)) == largest
 
 
