@@ -122,7 +122,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_gpu_pcie_replays_total", "counter", "count", "PCIe replays: packets that were sent again.", GPU, "counted"),
     Metric("gpuwatch_gpu_ecc_errors_total", "counter", "count", "Memory errors since the driver was loaded: corrected, uncorrected.", (*GPU, "kind"), "counted"),
     Metric("gpuwatch_gpu_xid_errors_total", "counter", "count", "XID errors that the driver reported since the agent started.", GPU, "counted"),
-    Metric("gpuwatch_gpu_last_xid", "gauge", "count", "Number of the last XID error; absent before the first.", GPU),
+    Metric("gpuwatch_gpu_last_xid", "gauge", "count", "Number of the last XID error; absent before the first. One that programs cause does not replace a fault of the GPU for an hour.", GPU),
     Metric("gpuwatch_gpu_last_xid_timestamp_seconds", "gauge", "timestamp", "Unix time of the last XID error; absent before the first.", GPU),
     Metric("gpuwatch_gpu_mig_ratio", "gauge", "ratio", "Size of a MIG instance as a share of its GPU, by compute slices; of a split GPU itself (no GPU_I_ID) the share that is in no instance; of others absent.", (*GPU, "GPU_I_ID", "GPU_I_PROFILE")),
     Metric("gpuwatch_gpu_engine_active_ratio", "gauge", "ratio", "Share of time in which a MIG instance's compute engines, one of each slice, were busy, in place of the utilization that a split GPU does not have (GPM).", GPU),

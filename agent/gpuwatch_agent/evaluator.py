@@ -12,6 +12,7 @@ from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose, in_order, is_explained, why_it_ended
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts
+from gpuwatch.ledger.events import PHASE
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text
 from gpuwatch_agent.processes import ProcessTable
@@ -90,9 +91,7 @@ class Evaluator:
         self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable, thresholds: Thresholds, prices: Prices
     ) -> None:
         self._thresholds, self._prices = thresholds, prices
-        self._node = node
-        self._workers = workers
-        self._table = table
+        self._node, self._workers, self._table = node, workers, table
         self._trends = GpuTrends(thresholds.memory_creep_s)
         self._ranks: dict[str, tuple[RankFacts, ...]] = {}
         self._tick = 0
@@ -108,6 +107,7 @@ class Evaluator:
         all_due = self._tick % EVERY_TICKS == 1
         if all_due:
             self._ranks = ranks_by_run(list(runs.runs.values()))
+        self._in_phase = {one.run for one in runs.runs.values() if one.activity.startswith(PHASE)}
         host = host_facts(self._node)
         for number, run in enumerate(list(runs.runs.values())):
             with runs.guard(run, "evaluate", now_s):
@@ -129,7 +129,8 @@ class Evaluator:
         if due or before is None:
             window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
             recent = recent_view(run, window)
-            window = replace(window, mfu_ratio=None if recent is None else recent.mfu_ratio)
+            stalled_s = None if run.run in self._in_phase else window.stalled_s  # it may wait for the rank in the phase
+            window = replace(window, mfu_ratio=None if recent is None else recent.mfu_ratio, stalled_s=stalled_s)
             if run.status == RUNNING:
                 self.findings.update(*run.key, diagnose(window, self._thresholds), now_ns, now_s)
             found = [entry.finding for entry in self.findings.active(*run.key)]

@@ -83,8 +83,7 @@ def filled(template: Mapping[str, Any], thresholds: AlertThresholds, prices: Pri
     values = _values(thresholds, prices)
     for alert, changes in template.get("changes", {}).items():
         values |= _changes(alert, changes)
-    for name, text in template.get("texts", {}).items():
-        values[name] = _fill(text, values)
+    values |= template.get("texts", {})
     active: set[str | None] = {None}
     if prices.gpu_hour is not None:
         active |= {"any_price", "prices_by_model" if prices.models else "one_price"}
@@ -148,7 +147,7 @@ def _fill(value: Any, values: Mapping[str, str]) -> Any:
     def one(match: re.Match[str]) -> str:
         if match[1] not in values:
             raise ConfigError(f"{match[0]} in {match.string!r}: neither a threshold nor a text of the template")
-        return values[match[1]]
+        return _NAME.sub(one, values[match[1]])
 
     if isinstance(value, Mapping):
         return {key: _fill(each, values) for key, each in value.items()}
@@ -166,11 +165,7 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     values["ledger_interval"] = duration(min(_LEDGER_INTERVAL_S, thresholds.ledger_window_s))
     values["baseline_interval"] = duration(min(_BASELINE_INTERVAL_S, thresholds.ledger_window_s))
     values["runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
-    phases = (
-        value
-        for name, value in asdict(thresholds).items()
-        if re.fullmatch("phase_(eval|checkpoint|startup|other)_s", name)
-    )
+    phases = (getattr(thresholds, f"phase_{state}_s") for state in ("eval", "checkpoint", "startup", "other"))
     values["longest_phase_s"] = f"{max(phases):g}"
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
     values["sweep_before"], values["sweep_memory"] = (duration(n * thresholds.sweep_window_s) for n in (2, 3))
@@ -185,10 +180,9 @@ def _price_values(prices: Prices) -> dict[str, str]:
     per_day = "{{ . | first | value | printf `%.1f` }} GPU-hours a day"
     if prices.gpu_hour is None:
         return {"per_day": per_day}
-    price = gpu_hour = f"{prices.gpu_hour:g}"
-    if prices.models:
-        price = f"scalar(avg(gpu:gpuwatch_gpu_price:per_hour) or vector({gpu_hour}))"
-    per_day += f"{{{{ with printf `vector(%f) * {price}` (. | first | value) | query }}}}"
+    gpu_hour = f"{prices.gpu_hour:g}"
+    price, whose = ("${own_price}", "${whose_price}") if prices.models else (gpu_hour, "")
+    per_day += f"{{{{ with printf `vector(%f) * {price}` (. | first | value) {whose} | query }}}}"
     per_day += f" ({{{{ . | first | value | printf `%.2f` }}}} {prices.currency}){{{{ end }}}}"
     gpus = "max by (job, instance, gpu, UUID)"
     by_model = [f'{gpus} (gpuwatch_gpu_info{{model="{model}"}}) * {own:g}' for model, own in prices.models.items()]

@@ -106,7 +106,7 @@ class AlertThresholds:
     telemetry_window_s: float = 300
     telemetry_for_s: float = 60
     agent_frozen_window_s: float = 120
-    """An agent that answers but takes no new sample for so long counts as down. At least two scrape intervals."""
+    """An agent that answers but takes no new sample for so long counts as down. Longer than the scrape interval."""
     agent_down_for_s: float = 60
     gone_window_s: float = 3600
     """For how long a node that discovery no longer lists, though its GPUs were in use, is alerted on."""

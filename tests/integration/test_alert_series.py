@@ -6,6 +6,7 @@ An alert on a series that nobody produces never fires, however well its scenario
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -31,7 +32,8 @@ pytest.importorskip("jh2", reason="the kubelet of these tests needs an HTTP/2 se
 ROOT = Path(__file__).parents[2]
 SCENARIOS = sorted((ROOT / "deploy/prometheus/tests").glob("*.yml"))
 VALUES = {"state", "phase", "reason", "percentile", "mode", "collector"}
-"""Labels whose values are the code's own."""
+"""Labels whose values are the code's own, but for the phases that a program declares."""
+DECLARED = "gpuwatch_phase_seconds_total"
 TARGETS = {"job", "instance"}
 """Of Prometheus, as is the metric `up`."""
 
@@ -41,7 +43,7 @@ Shape = tuple[str, frozenset[str], frozenset[tuple[str, str]]]
 
 def shape(name: str, labels: dict[str, str]) -> Shape:
     named = {label: value for label, value in labels.items() if value and label not in TARGETS | {"le"}}
-    return name, frozenset(named), frozenset((k, v) for k, v in named.items() if k in VALUES)
+    return name, frozenset(named), frozenset((k, v) for k, v in named.items() if k in VALUES and name != DECLARED)
 
 
 def shapes(page: str) -> set[Shape]:
@@ -67,11 +69,12 @@ def produced(tmp_path_factory: pytest.TempPathFactory) -> set[Shape]:
 
 
 def agent_shapes(folder: Path) -> set[Shape]:
-    """Return what a real agent serves of GPUs with every kind of owner: a run's, a process's, a job's and a pod's that use none, nobody."""
+    """Return what a real agent serves of GPUs with every kind of owner: a run's, a process's, a job's and a pod's that use none, nobody, two runs' and a job's."""
     nvml = FakeNvml(folder)
     (folder / "allocations").mkdir()
     (folder / "allocations/7.json").write_text(json.dumps({"gpus": [2], "job": "7", "user": "alice"}))
-    idler = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    idle = [sys.executable, "-c", "import time; time.sleep(600)"]
+    idler, of_job = subprocess.Popen(idle), subprocess.Popen(idle, env={**os.environ, "SLURM_JOB_ID": "9"})
     sources = ("--allocations", str(folder / "allocations"), "--pod-resources", str(folder / "kubelet.sock"))
     agent = Agent(folder, *sources, environment=nvml.environment())
     try:
@@ -79,21 +82,24 @@ def agent_shapes(folder: Path) -> set[Shape]:
             pods.devices = [Devices("vision", "train-0", "trainer", "nvidia.com/gpu", ("GPU-3",))]
             mig = ((1, "3g.40gb", 0, 40 << 30), (5, "2g.20gb", 0, 20 << 30))
             split = replace(_gpu(5), mig=mig)
-            nvml.write([*(_gpu(n) for n in range(5)), split])
-            with agent, Trainer(agent, run="r1") as trainer, Trainer(agent, run="r2", job="8"):
+            nvml.write([*(_gpu(n) for n in range(5)), split, _gpu(6)])
+            with agent, Trainer(agent, run="r1") as trainer, Trainer(agent, run="r2", job="8") as other:
                 agent.wait_run("r1")
                 agent.wait_run("r2")
-                nvml.write([_gpu(0, trainer.pid), _gpu(1, idler.pid), _gpu(2), _gpu(3), _gpu(4), split])
+                held = _gpu(0, trainer.pid), _gpu(1, idler.pid), _gpu(2), _gpu(3), _gpu(4), split
+                nvml.write([*held, _gpu(6, trainer.pid, other.pid, of_job.pid)])
 
                 def owned() -> set[Shape] | None:
                     found = shapes(agent.get_text("/metrics"))
                     owners = {each[1] - {"gpu", "UUID"} for each in found if each[0] == "gpuwatch_gpu_owner_info"}
-                    return found if len(owners) == 5 else None
+                    is_counted = any(each[0] == "gpuwatch_gpu_shared_seconds_total" for each in found)
+                    return found if len(owners) == 6 and is_counted else None
 
                 return wait_for("each GPU has its owner", owned, 60, 0.5)
     finally:
-        idler.kill()
-        idler.wait(10)
+        for each in (idler, of_job):
+            each.kill()
+            each.wait(10)
 
 
 def _gpu(number: int, *pids: int) -> FakeGpu:

@@ -136,8 +136,12 @@ def test_a_webhook_is_sent_the_alert_with_all_of_its_annotations_and_its_end(tmp
 
 def test_a_silence_is_of_the_run_whatever_its_name_and_an_alert_that_fires_is_told_in_full(tmp_path: Path) -> None:
     about = 'run h"x"}{#&+% \\ <!channel> ü'
+    texts = {**dict.fromkeys(STARVED["annotations"], "job <!channel>"), "dashboard_url": "", "runbook_url": ""}
     alerts = [
-        {"labels": {**STARVED["labels"], "about": about, "rank": rank}, "annotations": {"summary": f"Rank {rank}"}}
+        {
+            "labels": {**STARVED["labels"], "about": about, "rank": rank},
+            "annotations": {**texts, "summary": f"Rank {rank}"},
+        }
         for rank in ("0", "1")
     ]
     with webhook() as inbox:

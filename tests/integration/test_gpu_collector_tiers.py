@@ -145,10 +145,26 @@ def test_xids_are_counted_from_the_agents_start_with_number_and_time(nvml, colle
     nvml.write([replace(HOPPER, xids=(79,)), OLDER], load=1)
     clock.now_s += 20
     assert values(collector, "GPU-h")["xid_errors_total",] == 2
-    nvml.write([replace(HOPPER, xids=(79, 31)), OLDER], load=1)
+    nvml.write([replace(HOPPER, xids=(79, 94)), OLDER], load=1)
     clock.now_s += 1
     found = values(collector, "GPU-h")
-    assert (found["xid_errors_total",], found["last_xid",]) == (3, 31)
+    assert (found["xid_errors_total",], found["last_xid",]) == (3, 94)
+
+
+def test_the_xids_of_programs_that_a_fault_kills_do_not_hide_it(nvml, collector, clock):
+    """A double-bit error is followed by 45 (cleanup) of the processes that it ends: NVIDIA's list of XIDs."""
+    nvml.write([HOPPER])
+    values(collector, "GPU-h")
+    nvml.write([replace(HOPPER, xids=(43, 48, 45, 45))])
+    clock.now_s += 1
+    found = values(collector, "GPU-h")
+    assert (found["xid_errors_total",], found["last_xid",]) == (4, 48)
+    nvml.write([replace(HOPPER, xids=(43, 48, 45, 45, 63))])
+    clock.now_s += 1
+    assert values(collector, "GPU-h")["last_xid",] == 63
+    clock.now_s += 3601
+    nvml.write([replace(HOPPER, xids=(43, 48, 45, 45, 63, 13))])
+    assert values(collector, "GPU-h")["last_xid",] == 13
 
 
 MIG = ((1, "3g.40gb", 2 * GIB, 40 * GIB, "MIG-a"), (5, "1g.10gb", 0, 10 * GIB, "MIG-b"))

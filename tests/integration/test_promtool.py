@@ -100,6 +100,50 @@ def test_an_alert_shows_its_cost_in_money(tmp_path: Path, models: dict[str, floa
     assert "SUCCESS" in run(require("promtool"), "test", "rules", str(tmp_path / "test.yml"))
 
 
+def test_an_alert_s_cost_is_that_of_its_own_model(tmp_path: Path) -> None:
+    """A site of H200s at 4 EUR and others at 2 EUR: an idle GPU, a run that starves and a lost GPU cost what they are, not the mean."""
+    text = yaml.safe_load(render(prices=Prices(2.0, "EUR", {"NVIDIA H200": 4.0})))
+    for rule in (rule for group in text["groups"] for rule in group["rules"] if "alert" in rule):
+        rule["annotations"] = {"cost": rule["annotations"]["cost"]}
+        rule["labels"] = {}
+    (tmp_path / "rules.yml").write_text(json.dumps(text))
+    series, alerts = [], []
+    for node, model, per_hour in (("n1:9478", "NVIDIA H200", 4), ("n2:9478", "NVIDIA A100", 2)):
+        base, its_run = {"job": "gpuwatch", "instance": node}, {"run": f"run on {node}"}
+        idle, busy = ({**base, "gpu": str(n), "UUID": f"GPU-{n} of {node}"} for n in (0, 1))
+        values = [
+            ("gpu_seconds_total", {**idle, "state": "held_idle"}, "0+30x80"),
+            ("gpu_seconds_total", {**busy, "state": "compute"}, "0+30x80"),
+            *(("gpu_ledger_watermark_timestamp_seconds", gpu, "0+30x80") for gpu in (idle, busy)),
+            *(("gpu_info", {**gpu, "model": model}, "1x80") for gpu in (idle, busy)),
+            ("gpu_owner_info", {**idle, "user": "alice"}, "1x80"),
+            ("gpu_owner_info", {**busy, **its_run, "rank": "0", "user": "bob"}, "1x80"),
+            ("run_info", {**base, **its_run, "rank": "0", "user": "bob"}, "1x80"),
+            ("run_up", {**base, **its_run, "rank": "0"}, "1x80"),
+            *(("run_seconds_total", {**base, **its_run, "rank": "0", "state": s}, "0+15x80") for s in ("input_wait", "compute")),
+            ("gpus_expected", base, "4x80"),
+            ("gpus_seen", base, "2x80"),
+        ]  # fmt: skip
+        for name, labels, numbers in values:
+            selector = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
+            series.append({"series": f"gpuwatch_{name}{{{selector}}}", "values": numbers})
+        for name, labels, hours in (
+            ("GpuHeldIdle", {**idle, "user": "alice"}, 24),
+            ("GpuStarved", {**base, **its_run, "user": "bob"}, 12),
+            ("GpuLost", base, 48),
+        ):
+            cost = f"{hours}.0 GPU-hours a day ({hours * per_hour}.00 EUR)"
+            alerts.append((name, {"exp_labels": labels, "exp_annotations": {"cost": cost}}))
+    expected = [
+        {"eval_time": "35m", "alertname": name, "exp_alerts": [alert for each, alert in alerts if each == name]}
+        for name in ("GpuHeldIdle", "GpuStarved", "GpuLost")
+    ]
+    test = {"interval": "30s", "input_series": series, "alert_rule_test": expected}
+    scenarios = {"rule_files": ["rules.yml"], "evaluation_interval": "30s", "tests": [test]}
+    (tmp_path / "test.yml").write_text(json.dumps(scenarios))
+    assert "SUCCESS" in run(require("promtool"), "test", "rules", str(tmp_path / "test.yml"))
+
+
 @pytest.mark.parametrize("scenarios", SCENARIOS, ids=lambda path: path.stem)
 def test_alert(tmp_path: Path, scenarios: Path) -> None:
     done = run_scenarios(tmp_path, scenarios, RULES_FILE.read_text())
@@ -181,7 +225,7 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "fires: evaluations and",
         ),
         ("\n        unless run_rank:gpuwatch_steps:increase1m > 0", "", "RunStalled", "quiet: one slow"),
-        ('{state=~"eval|checkpoint|compile"}[2m]))', '{state="none"}[2m]))', "RunHung", "quiet: two ranks"),
+        ('{state=~"eval|checkpoint|compile"}[2m])', '{state="none"}[2m])', "RunHung", "quiet: two ranks"),
         ("gpuwatch_gpu_last_xid == 45", "gpuwatch_gpu_last_xid == 44", "GpuXid", "quiet: an XID"),
         ("time() - gpuwatch_gpu_last_xid_timestamp_seconds < 300", "gpuwatch_gpu_last_xid", "GpuXid", "fires: the run"),
         (

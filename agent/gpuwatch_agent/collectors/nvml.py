@@ -14,6 +14,7 @@ from typing import Any
 
 import pynvml
 
+from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS
 from gpuwatch.errors import NoData
 from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, Read, Value, values
 
@@ -369,6 +370,7 @@ class Gpm:
 
 
 _MOST_A_TICK = 64
+_FAULT_STAYS_S = 3600.0  # a fault of the GPU also kills the programs on it, whose XIDs follow its own: they do not take its place for so long
 
 
 class XidWatch:
@@ -410,7 +412,10 @@ class XidWatch:
             uuid = self._uuids.get(_address(event.device))
             if uuid is not None and event.eventType & pynvml.nvmlEventTypeXidCriticalError:
                 self._counts[uuid] += 1
-                self._last[uuid] = int(event.eventData), self._wall_clock()
+                xid, now_s = int(event.eventData), self._wall_clock()
+                before, at_s = self._last.get(uuid, (0, -math.inf))
+                if xid not in XIDS_OF_PROGRAMS or before in (0, *XIDS_OF_PROGRAMS) or now_s - at_s > _FAULT_STAYS_S:
+                    self._last[uuid] = xid, now_s
 
     def values(self, gpu: Gpu) -> list[Value]:
         """Return a GPU's errors; nothing for one without events."""
