@@ -129,8 +129,8 @@ class Evaluator:
         if due or before is None:
             window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
             recent = recent_view(run, window)
-            stalled_s = None if run.run in self._in_phase else window.stalled_s  # it may wait for the rank in the phase
-            window = replace(window, mfu_ratio=None if recent is None else recent.mfu_ratio, stalled_s=stalled_s)
+            mfu_ratio = None if recent is None else recent.mfu_ratio
+            window = replace(window, mfu_ratio=mfu_ratio, may_wait_for_phase=run.run in self._in_phase)
             if run.status == RUNNING:
                 self.findings.update(*run.key, diagnose(window, self._thresholds), now_ns, now_s)
             found = [entry.finding for entry in self.findings.active(*run.key)]

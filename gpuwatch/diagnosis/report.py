@@ -188,7 +188,7 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
     once there are steps: it passes. Of one step there is no verdict.
     """
     count = len(window.steps)
-    if window.stalled_s is not None:
+    if window.stalled_s is not None and not window.may_wait_for_phase:
         text = f"stalled: no training step for {duration(window.stalled_s)}"
         return Verdict("stalled", window.share(st.STALLED), text)
     if not count and window.share(st.STARTUP) >= window.share(*_SENTENCES):

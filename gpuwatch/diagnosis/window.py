@@ -224,6 +224,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     activity: str | None = None
     stalled_s: float | None = None  # time since the last step, if the run is stalled now
     standstill: Standstill | None = None  # where it is, if it makes no progress
+    may_wait_for_phase: bool = False  # a rank of the run is in a declared phase, an evaluation or a checkpoint
 
     def share(self, *states: str) -> float:
         """Return the share of the window's time in these states together, 0–1; an odd first step is not counted."""

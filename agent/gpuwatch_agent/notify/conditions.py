@@ -49,7 +49,8 @@ def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -
     for finding in findings:
         alert, run, rank = BY_CAUSE[finding.cause].alert, finding.run, finding.rank
         least = {"GpuStarved": thresholds.starved_ratio, "RunInefficient": thresholds.inefficient_gpus}.get(alert or "")
-        if alert is None or (least is not None and finding.ratio <= least and finding.cause != "memory_creep"):
+        is_minor = least is not None and finding.ratio <= least and finding.cause != "memory_creep"
+        if alert is None or finding.severity == "info" or is_minor:
             continue
         who = f"run {finding.name or run}, rank {rank}: " if run else ""
         lines = [f"- {evidence.text}" for evidence in finding.evidence if evidence.text]

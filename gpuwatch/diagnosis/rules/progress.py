@@ -33,6 +33,8 @@ def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
     if window.stalled_s is None:
         return None
     late, waited_for = _waited_for(window)
+    if window.may_wait_for_phase and late is None:
+        return None
     where, place = _WHERE.get(window.activity or ""), "" if window.standstill is None else window.standstill.place
     where = f"the training thread {where}{place and f', in {place}'}"
     return found(
@@ -41,7 +43,7 @@ def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
         _no_step(window.stalled_s),
         *waited_for,
         *([Evidence("activity", 1, "", where)] if window.activity in _WHERE else []),
-        severity="critical",
+        severity="info" if window.may_wait_for_phase else "critical",
         advice=f"take the stacks (gpuwatch stacks) to see where {'it' if late is None else f'rank {late}'} is blocked; if this is an "
         'evaluation or a checkpoint, declare it: with w.phase("eval")',
         rank=late,
@@ -82,7 +84,7 @@ def _waited_for(window: Window) -> tuple[int | None, list[Evidence]]:
 @rule(explains=("stalled",), explained_by=(), stacks="all ranks", alert="RunHung", runbook="RunHung")
 def hung(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when the GPU of a stalled run reads busy at a power far below that of the run's own steps."""
-    for gpu in window.gpus if window.stalled_s is not None else ():
+    for gpu in window.gpus if window.stalled_s is not None and not window.may_wait_for_phase else ():
         busy, watts, usual_watts = gpu.utilization_ratio, gpu.power_watts, gpu.power_usual_watts
         if busy is None or busy < thresholds.gpu_busy or watts is None or not usual_watts:
             continue

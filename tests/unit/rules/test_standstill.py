@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.finding import Finding
-from gpuwatch.diagnosis.rules.progress import stalled
-from gpuwatch.diagnosis.window import RankFacts
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules.progress import hung, stalled
+from gpuwatch.diagnosis.window import GpuFacts, RankFacts
 from gpuwatch.wire import Collective, Standstill
 from tests.unit.rules.windows import HEALTHY
 
@@ -86,3 +87,17 @@ def test_no_rank_is_named_where_none_is_known_to_be_late(ranks: Any) -> None:
 def test_of_many_late_ranks_three_are_named() -> None:
     finding = diagnosed(*[WAITS] * 4, *[Standstill("", (issued(5),))] * 5)
     assert finding.rank is None and len(late(finding)) == 3
+
+
+def test_while_a_rank_is_in_a_phase_only_one_that_is_known_to_be_waited_for_is_named_and_alerts_nobody() -> None:
+    facts = tuple(RankFacts(rank, 9, 0.01, 0.0, 0.03, None, WAITS) for rank in range(2))
+    window = replace(HEALTHY, stalled_s=60.0, activity="step", ranks=facts, may_wait_for_phase=True)
+    assert stalled(window) is None
+    late = replace(facts[1], standstill=Standstill("save (save.py:41)", (issued(5),)))
+    finding = stalled(replace(window, ranks=(facts[0], late)))
+    assert finding is not None and (finding.rank, finding.severity) == (1, "info")
+    busy = GpuFacts("0", "GPU-0", utilization_ratio=1.0, power_watts=90.0, power_usual_watts=600.0)
+    assert hung(replace(window, gpus=(busy,))) is None
+    assert hung(replace(window, gpus=(busy,), may_wait_for_phase=False)) is not None
+    assert give_verdict(window).state != "stalled"
+    assert give_verdict(replace(window, may_wait_for_phase=False)).state == "stalled"
