@@ -71,6 +71,8 @@ class Loop(Generic[T]):
             self._close()
             raise
         # The settings of an evaluation's loader do not affect the training.
+        accounts = session.publisher.accounts
+        self._before = accounts.loader, accounts.batch_bytes
         session.begin_pass(self, loader, self.iterator, self.training and not of_framework)
         recorder.end_part(recorder.clock(), more_follows=True)
         self.fetch = recorder.fetches.counting(self.iterator) if self.training else self.iterator.__next__
@@ -103,6 +105,9 @@ class Loop(Generic[T]):
             if recorder.parts or (recorder.in_step and recorder.step_owner is not owner):
                 return self._ask_inside(recorder.clock())
         begin = recorder.clock()
+        if follows and recorder.epoch_start and self._session.torch_hooks.optimizer.evaluates(owner):
+            self._become_evaluation(begin)
+            follows = False
         is_sampled = recorder.next_step(owner, begin, follows)
         try:
             batch = self._sampling.fetch(self.fetch, begin, self._first) if is_sampled else self.fetch()
@@ -179,6 +184,16 @@ class Loop(Generic[T]):
                 recorder.end_part(recorder.clock())
         return batch
 
+    def _become_evaluation(self, at_ns: int) -> None:
+        """The first step, which is open, was one of an evaluation: so is all that follows."""
+        recorder = self.recorder
+        recorder.abandon(at_ns, EVAL)
+        if self._nested:
+            recorder.exit(self._level, at_ns)
+        self._level, self._nested, self.training = recorder.enter(EVAL, at_ns), True, False
+        accounts = self._session.publisher.accounts
+        accounts.loader, accounts.batch_bytes = self._before
+
     def _abandon_step(self) -> None:
         """Discard the open step: the loader raised, or has come to its end."""
         if self.recorder.step_owner is self.owner:
@@ -194,6 +209,8 @@ class Loop(Generic[T]):
             self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._session.failed)
         if self.training:
             self._session.first_batch(batch)
+            if not self._of_framework and self._session.torch_hooks.optimizer.first_step(self.owner):
+                self.recorder.sample_after(1)  # so that `ask` is called next
 
     def _count(self, batch: T) -> None:
         """Set the open step's number of samples, where they are counted. The fast path has this inline."""
