@@ -146,7 +146,9 @@ class OptimizerSteps:
             if recorder.activity is DATA_WAIT:  # the first such step: what of it was no wait is not known
                 recorder.end_part(now)
                 self.end(now)
-                self._bare_hook = self._bare_hook or _around_optimizer_steps("pre", lambda *_: self._guarded(self._begin_bare))
+                self._bare_hook = self._bare_hook or _around_optimizer_steps(
+                    "pre", lambda *_: self._guarded(self._begin_bare)
+                )
         recorder.end_step(now)
         recorder.begin_step(self._owner, now)
         self._bounded_by = optimizer
