@@ -70,19 +70,11 @@ def interrupting() -> Iterator[bool]:
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        sleep_s, before_s, queued_s = random() / 100, time.perf_counter(), _queued_s()
+        due_s = time.perf_counter() + (sleep_s := random() / 100)
         time.sleep(sleep_s)
-        yield time.perf_counter() - before_s - sleep_s - (_queued_s() - queued_s) > _LATE_S
+        yield time.perf_counter() - due_s > _LATE_S
     finally:
         sys.setswitchinterval(usual_s)
-
-
-def _queued_s() -> float:
-    """Return for how long this thread has waited for a core; 0 where that is not known."""
-    try:
-        return run_queue_s(threading.get_native_id())
-    except NoData:
-        return 0.0
 
 
 class OwnFrames:
@@ -108,7 +100,7 @@ class OwnFrames:
             is_other = is_torch or deepest.startswith(OWN) or not _CLOCKS.isdisjoint(frame.f_code.co_names)
             calls_none = not is_other and not _is_users(deepest)  # a package, such as numpy, that does not know torch
             is_python = False if is_other else None if calls_none else _is_python(frame, kept)
-            runs_python = _runs_python(thread, calls_none) if is_python is None else is_python
+            runs_python = _runs_python(thread, calls_none or kept) if is_python is None else is_python
             if runs_python is not None:
                 self._places.setdefault(in_python, Counter())[place if runs_python else None] += 1
 
@@ -143,8 +135,8 @@ def _is_python(frame: FrameType, kept: bool) -> bool | None:
 
 def _is_torchs(value: object) -> bool:
     is_defined = isinstance(value, (FunctionType, BuiltinFunctionType, type))
-    name = value.__name__ if isinstance(value, ModuleType) else value.__module__ if is_defined else None
-    return isinstance(name, str) and name.partition(".")[0] == "torch"
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") if is_defined else ""
+    return str(name).partition(".")[0] == "torch"
 
 
 def _runs_python(thread: int | None, calls_none: bool) -> bool | None:

@@ -26,12 +26,16 @@ class OptimizerSteps:
         """`begin` is called when a step bounded so begins to compute: not by the optimizer, whose hooks cannot be added to meanwhile."""
         self._recorder = recorder
         self._begin = begin
-        self._hook: Any | None = None
-        self._bare_hook: Any | None = None  # called before each optimizer step, once no module was called between two
+        self._hooks: list[
+            Any
+        ] = []  # after each step of an optimizer; and before each, once no module was called between two
         self._bounded_by = 0  # the optimizer whose step began the open one
-        self._first_call: tuple[object, int, list[Any]] = (None, 0, [])
-        """Of the last pass over a loader: it, the count of optimizer steps before it, and whether its first call of a module does not train."""
-        self._first_hook: Any | None = None  # while that call is waited for
+        self._pass_began: tuple[object, int] = (
+            None,
+            0,
+        )  # the last pass over a loader, and the count of steps before it
+        self._evaluates = False  # whether its first call of a module does not train
+        self._first_hooks: list[Any] = []  # while that is waited for
         self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
         self._pass = 0  # the module whose pass without gradients is open
         self._bare = 0  # passes without gradients in this wait
@@ -45,26 +49,20 @@ class OptimizerSteps:
 
     def install(self) -> None:
         """Count from now on, once torch's optimizers are loaded."""
-        if self._hook is None:
-            self._hook = after_each_optimizer_step(self.stepped)
+        if not self._hooks and (hook := after_each_optimizer_step(self.stepped)) is not None:
+            self._hooks.append(hook)
 
     def remove(self) -> None:
         """Leave torch as it was."""
-        hooks, self._hook, self._bare_hook = (self._hook, self._bare_hook), None, None
-        for hook in hooks:
-            if hook is not None:
-                hook.remove()
-        self._leave_first_call()
+        _remove(self._hooks)
+        _remove(self._first_hooks)
         self._leave_forward()
 
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
-        hooks, self._forward_hooks = self._forward_hooks, []
-        for hook in hooks:
-            hook.remove()
         self._recorder.end_gap(0)
         self._pass = 0
-        return bool(hooks)
+        return _remove(self._forward_hooks)
 
     def end(self, now_ns: int) -> None:
         """The run ends. What followed the last optimizer step was no step."""
@@ -79,34 +77,28 @@ class OptimizerSteps:
 
     def first_step(self, of_pass: object) -> bool:
         """A pass has its first batch; return whether `evaluates` can tell, after its first step, that it is an evaluation."""
-        self._leave_first_call()
-        self._first_call = of_pass, self.count, []
+        _remove(self._first_hooks)
+        self._pass_began, self._evaluates = (of_pass, self.count), False
         if self.count:
             register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
-            self._first_hook = register(lambda module, _: self._guarded(lambda: self._note_call(module)))
+            self._first_hooks.append(register(lambda module, _: self._guarded(lambda: self._note_call(module))))
         return bool(self.count)
 
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer."""
-        known, count, calls = self._first_call
-        if known is not of_pass:
-            return False
-        self._leave_first_call()
-        return calls == [True] and count == self.count
+        if self._pass_began[0] is of_pass:
+            _remove(self._first_hooks)  # no module was called
+        return self._evaluates and self._pass_began == (of_pass, self.count)
 
     def _note_call(self, module: Any) -> None:
-        if self._recorder.thread == get_ident():
-            self._first_call[2].append(not (module.training and sys.modules["torch"].is_grad_enabled()))
-            self._leave_first_call()  # no hook stays while a compiled model runs
-
-    def _leave_first_call(self) -> None:
-        hook, self._first_hook = self._first_hook, None
-        if hook is not None:
-            hook.remove()
+        if self._recorder.thread == get_ident() and _remove(
+            self._first_hooks
+        ):  # none stays while a compiled model runs
+            self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
 
     @property
     def is_installed(self) -> bool:
-        return self._hook is not None
+        return bool(self._hooks)
 
     def feeds_one_batch(self) -> bool:
         """Note that a pass was dropped with its first batch; return whether the one before was too, and few steps were between them."""
@@ -146,9 +138,8 @@ class OptimizerSteps:
             if recorder.activity is DATA_WAIT:  # the first such step: what of it was no wait is not known
                 recorder.end_part(now)
                 self.end(now)
-                self._bare_hook = self._bare_hook or _around_optimizer_steps(
-                    "pre", lambda *_: self._guarded(self._begin_bare)
-                )
+            if len(self._hooks) == 1:
+                self._hooks.append(_around_optimizer_steps("pre", lambda *_: self._guarded(self._begin_bare)))
         recorder.end_step(now)
         recorder.begin_step(self._owner, now)
         self._bounded_by = optimizer
@@ -208,12 +199,20 @@ class OptimizerSteps:
         """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
         if self._pass == id(module):
             self._pass = 0
-            self._recorder.begin_gap(self._recorder.clock())
+            self._recorder.gap_since_ns = self._recorder.clock()
 
 
 def after_each_optimizer_step(call: Callable[..., None]) -> Any | None:
     """Have this called after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
     return _around_optimizer_steps("post", call)
+
+
+def _remove(hooks: list[Any]) -> bool:
+    """Remove these hooks of torch's; return whether there was any."""
+    was_any = bool(hooks)
+    while hooks:
+        hooks.pop().remove()
+    return was_any
 
 
 def _around_optimizer_steps(when: str, call: Callable[..., None]) -> Any | None:
