@@ -26,14 +26,9 @@ class OptimizerSteps:
         """`begin` is called when a step bounded so begins to compute: not by the optimizer, whose hooks cannot be added to meanwhile."""
         self._recorder = recorder
         self._begin = begin
-        self._hooks: list[
-            Any
-        ] = []  # after each step of an optimizer; and before each, once no module was called between two
+        self._hooks: list[Any] = []  # after each step of an optimizer; once no module was called, before each too
         self._bounded_by = 0  # the optimizer whose step began the open one
-        self._pass_began: tuple[object, int] = (
-            None,
-            0,
-        )  # the last pass over a loader, and the count of steps before it
+        self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
         self._evaluates = False  # whether its first call of a module does not train
         self._first_hooks: list[Any] = []  # while that is waited for
         self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
@@ -91,9 +86,8 @@ class OptimizerSteps:
         return self._evaluates and self._pass_began == (of_pass, self.count)
 
     def _note_call(self, module: Any) -> None:
-        if self._recorder.thread == get_ident() and _remove(
-            self._first_hooks
-        ):  # none stays while a compiled model runs
+        if self._recorder.thread == get_ident():
+            _remove(self._first_hooks)  # none stays while a compiled model runs
             self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
 
     @property
@@ -130,7 +124,8 @@ class OptimizerSteps:
         is_bare = owner is self._owner and bool(self._forward_hooks)  # no module was called since the last one
         if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
             return  # or one more optimizer of the same step
-        if recorder.thread != get_ident() and not self._takes_over():
+        is_pythons = get_ident() in getattr(threading, "_active", {})  # another one cannot claim the recorder
+        if recorder.thread != get_ident() and not (is_pythons and recorder.claim_thread()):
             return
         now = recorder.clock()
         if is_bare:
@@ -152,10 +147,6 @@ class OptimizerSteps:
             ),
             modules.register_module_forward_hook(lambda module, *_: self._guarded(lambda: self._end_forward(module))),
         ]
-
-    def _takes_over(self) -> bool:
-        """Claim the recorder for this thread, if it is one of Python's own; return whether that was possible."""
-        return get_ident() in getattr(threading, "_active", {}) and self._recorder.claim_thread()
 
     def _begin_forward(self, module: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""

@@ -34,7 +34,8 @@ def pid_namespace(machine: Machine) -> Outcome:
     if namespace == _NODE_PID_NAMESPACE:
         return ok("/proc is the node's")
     found = f"/proc is a container's ({namespace})"
-    if any(_is_agent(pid, machine.procfs) for pid in _pids(machine.procfs)):
+    commands = (proc.text_of(machine.procfs / str(pid) / "cmdline").split("\0") for pid in _pids(machine.procfs))
+    if any("gpuwatch_agent" in command for command in commands):  # what `gpuwatch agent` goes on as
         return problem(f"{found}: the agent here cannot match GPUs to processes", f"give it the node's: {_HOST_PIDS}")
     return warning(f"{found}: fine for training, not for an agent", f"for an agent: {_HOST_PIDS}")
 
@@ -67,11 +68,6 @@ def ptrace(machine: Machine) -> Outcome:
 
 def _pids(procfs: Path) -> Iterator[int]:
     return (int(path.name) for path in procfs.glob("[0-9]*") if path.name.isdigit())
-
-
-def _is_agent(pid: int, procfs: Path) -> bool:
-    """Return whether a process is what `gpuwatch agent` goes on as, see gpuwatch_agent/__main__.py."""
-    return "gpuwatch_agent" in proc.text_of(procfs / str(pid) / "cmdline").split("\0")
 
 
 def shm(machine: Machine) -> Outcome:

@@ -209,9 +209,8 @@ def _end(process: BaseProcess, at_once: bool) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # workers that lived on
     deadline = time.perf_counter() + _END_WAIT_S
-    while any(_lives(pid) for pid in others) and time.perf_counter() < deadline:
+    while (
+        any((found := optional(stat, pid)) is not None and found.alive for pid in others)
+        and time.perf_counter() < deadline
+    ):
         time.sleep(0.01)
-
-
-def _lives(pid: int) -> bool:
-    return (found := optional(stat, pid)) is not None and found.alive
