@@ -171,10 +171,7 @@ def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
             return None  # what is above is the loop that asked for a batch
         if _is_users(code.co_filename):
             name: str = getattr(code, "co_qualname", code.co_name)
-            return (
-                code.co_filename,
-                name.partition(".<locals>.<")[0],
-                frame.f_lineno,
-            )  # a lambda is part of its function
+            function = name.partition(".<locals>.<")[0]  # a lambda is part of its function
+            return code.co_filename, function, frame.f_lineno
         frame = frame.f_back
     return None
