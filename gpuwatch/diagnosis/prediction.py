@@ -105,9 +105,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     workers = needed if limit is None else max(1, min(needed, known[limit]))
     paced_s = fetch_s / workers if have else max(fetch_s / workers, paced(window, workers, rest_s))
     best_s = max(rest_s + handover_s[0], SPREAD * paced_s)
-    sent_s = (
-        handover_s[1] if on_cpu and not have else 0.0
-    )  # what a worker computes to hand a batch over: measured fetches have it
+    sent_s = handover_s[1] if on_cpu and not have else 0.0  # for a worker to send it: now in its fetches
     slowed_s = rest_s * (CONTENTION if window.timeline == "device" else 1.0)
     worst_s = max(slowed_s + handover_s[1], paced_s + sent_s / workers)
     if window.host.cpu_cores is not None:

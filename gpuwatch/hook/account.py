@@ -336,13 +336,12 @@ class Accounts:
         from gpuwatch.host.frames import OwnFrames, interrupting
 
         recorder = self.recorder
-        with interrupting():
+        with interrupting() as kept:
             doing = _GAP if recorder.gap_since_ns else recorder.doing()
             if doing in (DATA_WAIT, IN_STEP, BETWEEN, _GAP):
                 self.frames = self.frames or OwnFrames()
-                self.frames.sample(
-                    recorder.thread, doing, _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
-                )
+                in_python = _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
+                self.frames.sample(recorder.thread, doing, in_python, kept)
 
     def note_standstill(self, now_ns: int) -> None:
         """Note where a process is that makes no progress, and again every ten seconds. Called by another thread than the training's."""

@@ -71,6 +71,8 @@ class Loop(Generic[T]):
             self._close()
             raise
         # The settings of an evaluation's loader do not affect the training.
+        accounts = session.publisher.accounts
+        self._before = accounts.loader, accounts.batch_bytes
         session.begin_pass(self, loader, self.iterator, self.training and not of_framework)
         recorder.end_part(recorder.clock(), more_follows=True)
         self.fetch = recorder.fetches.counting(self.iterator) if self.training else self.iterator.__next__
@@ -91,7 +93,7 @@ class Loop(Generic[T]):
         if recorder.steady is owner:
             if not self._sampling.is_due():
                 return take_fast(self)
-            if self._sampling.meters_next:
+            if recorder.meter.visits & 1:  # this sample only meters the hook
                 return self._sampling.meter(take_fast, self)
         if recorder.steady is not None:
             recorder.leave_steady()
@@ -103,6 +105,9 @@ class Loop(Generic[T]):
             if recorder.parts or (recorder.in_step and recorder.step_owner is not owner):
                 return self._ask_inside(recorder.clock())
         begin = recorder.clock()
+        if follows and recorder.epoch_start and self._session.torch_hooks.optimizer.evaluates(owner):
+            self._become_evaluation(begin)
+            follows = False
         is_sampled = recorder.next_step(owner, begin, follows)
         try:
             batch = self._sampling.fetch(self.fetch, begin, self._first) if is_sampled else self.fetch()
@@ -162,11 +167,11 @@ class Loop(Generic[T]):
             if not isinstance(error, StopIteration):
                 self._session.fetch_failed(error)
             else:
-                recorder.no_second_batch()
+                recorder.lacks_batch = recorder.in_step and recorder.step_owner is not LOOSE
                 self._close()
             raise
         recorder.end_part(recorder.clock())
-        recorder.got_second_batch()
+        recorder.lacks_batch = False
         if self._first:
             self._note_first(batch)
         if recorder.samples == UNKNOWN_SAMPLES:
@@ -179,6 +184,16 @@ class Loop(Generic[T]):
                 recorder.end_part(recorder.clock())
         return batch
 
+    def _become_evaluation(self, at_ns: int) -> None:
+        """The first step, which is open, was one of an evaluation: so is all that follows."""
+        recorder = self.recorder
+        recorder.abandon(at_ns, EVAL)
+        if self._nested:
+            recorder.exit(self._level, at_ns)
+        self._level, self._nested, self.training = recorder.enter(EVAL, at_ns), True, False
+        accounts = self._session.publisher.accounts
+        accounts.loader, accounts.batch_bytes = self._before
+
     def _abandon_step(self) -> None:
         """Discard the open step: the loader raised, or has come to its end."""
         if self.recorder.step_owner is self.owner:
@@ -187,26 +202,28 @@ class Loop(Generic[T]):
     def _note_first(self, batch: Any) -> None:
         """Note what is read from a batch once per pass."""
         self._first = False
-        self.recorder.begin_epoch()
+        self.recorder.epoch_start = True
         if self.samples is None:
             self.samples = sample_counter(batch)
         if self._tokens is not None:
             self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._session.failed)
         if self.training:
             self._session.first_batch(batch)
+            if not self._of_framework and self._session.torch_hooks.optimizer.first_step(self.owner):
+                self.recorder.countdown = 1  # so that `ask` is called next
 
     def _count(self, batch: T) -> None:
         """Set the open step's number of samples, where they are counted. The fast path has this inline."""
         if self.samples is not None:
             try:
-                self.recorder.set_samples(self.samples(batch))
+                self.recorder.samples = self.samples(batch)
             except Exception as error:
                 self.cannot_count(error)
 
     def cannot_count(self, error: Exception) -> None:
         """Counting this batch's samples has failed: stop counting."""
         self.samples = None
-        self.recorder.set_samples(UNKNOWN_SAMPLES)
+        self.recorder.samples = UNKNOWN_SAMPLES
         self._session.failed("counting a batch's samples", error)
 
     def _settle_level(self) -> None:

@@ -120,10 +120,6 @@ class FetchEvidence:
         self.out_of_order = 0  # those of them at which half of all requested ones were ready: other workers' later ones
         self.thread_time: ThreadTime | None = None  # the training thread's
 
-    def begin_in_this_thread(self) -> None:
-        """The calling thread is the training thread from now on."""
-        self.thread_time = ThreadTime()
-
     def count(self, busy_ns: int, wall_ns: int) -> None:
         """Add a fetch that was sampled."""
         self.busy_ns += busy_ns
@@ -178,13 +174,8 @@ class Sampling:
     def is_due(self) -> bool:
         """Count a round of fast steps; return whether the next fetch is to be sampled."""
         left = self._recorder.countdown - SAMPLE_QUICK_EVERY
-        self._recorder.sample_after(max(1, left))
+        self._recorder.countdown = max(1, left)
         return left <= 0
-
-    @property
-    def meters_next(self) -> bool:
-        """Whether the next sample only meters the hook."""
-        return bool(self._recorder.meter.visits & 1)
 
     def sample(self, fetch: Callable[[], T]) -> T:
         """Return the batch of `fetch`, the training thread's own time in it sampled."""
@@ -248,7 +239,7 @@ class Sampling:
         is_new = meter.visits < FIRST_VISITS  # the first steps of a run set its device up
         self.is_quick = fetch_ns < QUICK_FETCH_NS and not is_new
         every = 1 if is_new else SAMPLE_QUICK_EVERY if self.is_quick else SAMPLE_EVERY
-        self._recorder.sample_after(every * meter.stretch)
+        self._recorder.countdown = every * meter.stretch
 
     def _visit_device(self, now_ns: int) -> None:
         """Find a device that was set up by now; read what it has finished; pause its timeline where measuring costs too much."""

@@ -7,10 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dis import opname
 from functools import cache
 from pathlib import Path, PurePosixPath
 from random import random
-from types import FrameType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import NamedTuple
 
 from gpuwatch.errors import NoData
@@ -26,8 +27,12 @@ _FRAMEWORKS = re.compile(
 )
 """Never a user's own package, even where the user's code is an installed package itself."""
 _LEAST = 8  # fewer samples than this name no place
-_SWITCH_S = 1e-4
-_HELD_NS = 30_000
+_SWITCH_S = 2e-5
+_LATE_S = 3e-4  # a thread that keeps the interpreter's lock for longer is in one call, which does not give it up
+_HELD_NS, _GIVEN_UP_S = 30_000, 5e-5
+_INTERRUPTED = {"RESUME", "JUMP_BACKWARD"}  # instructions at which a thread is interrupted, and calls nothing
+_OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
+"""Instructions at which no thread is interrupted: one that is found there is in an operator that has given the lock up, such as torch's."""
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 
@@ -56,8 +61,8 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def interrupting() -> Iterator[None]:
-    """Interrupt the other threads wherever they are, at a random moment of the next ten milliseconds.
+def interrupting() -> Iterator[bool]:
+    """Interrupt the other threads wherever they are, at a random moment of the next ten milliseconds; return whether one kept the lock nevertheless.
 
     A thread that computes in Python keeps the interpreter's lock for 5 ms by default, and so until it gives the lock up by itself:
     it would be seen at the same few calls only. For one thread at a time, and not during a fork, whose child would keep the interval.
@@ -65,8 +70,9 @@ def interrupting() -> Iterator[None]:
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        time.sleep(random() / 100)
-        yield
+        due_s = time.perf_counter() + (sleep_s := random() / 100)
+        time.sleep(sleep_s)
+        yield time.perf_counter() - due_s > _LATE_S
     finally:
         sys.setswitchinterval(usual_s)
 
@@ -78,11 +84,11 @@ class OwnFrames:
         self._places: dict[str, Counter[tuple[str, str, int] | None]] = {}
         """(file, function, line); None where no function of the user's is on the stack."""
 
-    def sample(self, thread: int | None, doing: str, in_python: str = "") -> None:
+    def sample(self, thread: int | None, doing: str, in_python: str = "", kept: bool = False) -> None:
         """Take one sample of a thread, in any other one. Nothing where it has no Python frame.
 
         `in_python`: a name for the same samples with places for those alone in which it runs Python code that is not torch's. Such a
-        thread waits for the interpreter's lock, which operators of torch give up.
+        thread waits for the interpreter's lock, which operators of torch give up. `kept`: what `interrupting` has returned.
         """
         frame = sys._current_frames().get(thread or 0)
         if frame is None:
@@ -92,7 +98,9 @@ class OwnFrames:
         if in_python:
             is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))
             is_other = is_torch or deepest.startswith(OWN) or not _CLOCKS.isdisjoint(frame.f_code.co_names)
-            runs_python = False if is_other else _runs_python(thread)
+            calls_none = not is_other and not _is_users(deepest)  # a package, such as numpy, that does not know torch
+            is_python = False if is_other else None if calls_none else _is_python(frame, kept)
+            runs_python = _runs_python(thread, calls_none or kept) if is_python is None else is_python
             if runs_python is not None:
                 self._places.setdefault(in_python, Counter())[place if runs_python else None] += 1
 
@@ -111,8 +119,28 @@ class OwnFrames:
         return Place(function[1], function[0], line, count / samples)
 
 
-def _runs_python(thread: int | None) -> bool | None:
-    """Whether a thread computes, but not while this one holds the interpreter's lock: an operator of torch gives that up.
+def _is_python(frame: FrameType, kept: bool) -> bool | None:
+    """Whether a thread runs Python code there; None where the instruction that it is at does not tell.
+
+    False also where it may be in a short operator of torch: called by an operator of Python's, or in a function that names torch.
+    """
+    code = frame.f_code
+    instruction = opname[code.co_code[frame.f_lasti]]
+    if instruction in _INTERRUPTED:
+        return True
+    may_call = instruction.startswith(("CALL", "PRECALL")) and not kept
+    names_torch = may_call and any(_is_torchs(frame.f_globals.get(name)) for name in code.co_names)
+    return False if names_torch or instruction.startswith(_OPERATORS) else None
+
+
+def _is_torchs(value: object) -> bool:
+    is_defined = isinstance(value, (FunctionType, BuiltinFunctionType, type))
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") if is_defined else ""
+    return str(name).partition(".")[0] == "torch"
+
+
+def _runs_python(thread: int | None, calls_none: bool) -> bool | None:
+    """Whether a thread computes, but not while this one holds the interpreter's lock: an operator of torch gives that up. `calls_none`: nor does it call any.
 
     None where that is not known: the thread waited for a core meanwhile, or has ended.
     """
@@ -123,11 +151,13 @@ def _runs_python(thread: int | None) -> bool | None:
         while time.perf_counter_ns() < end_ns:
             pass
         held_ns = time.clock_gettime_ns(clock)
-        time.sleep(_SWITCH_S / 2)  # gives it up
+        time.sleep(_GIVEN_UP_S)  # gives it up
         ran_ns, waited_s = time.clock_gettime_ns(clock) - held_ns, run_queue_s(native_id) - waited_s
         waits = waited_s * 1e9 >= _HELD_NS / 2 or (ran_ns < _HELD_NS / 2 and stat(native_id).state == "R")
     except (OSError, NoData):
         return None
+    if calls_none:
+        return waits or ran_ns >= _HELD_NS / 2
     return None if waits else held_ns - before_ns < _HELD_NS / 2 <= ran_ns
 
 
@@ -146,6 +176,8 @@ def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
         if code.co_filename.startswith(OWN) and not code.co_filename.startswith(_REPLACED):
             return None  # what is above is the loop that asked for a batch
         if _is_users(code.co_filename):
-            return code.co_filename, getattr(code, "co_qualname", code.co_name), frame.f_lineno
+            name: str = getattr(code, "co_qualname", code.co_name)
+            function = name.partition(".<locals>.<")[0]  # a lambda is part of its function
+            return code.co_filename, function, frame.f_lineno
         frame = frame.f_back
     return None

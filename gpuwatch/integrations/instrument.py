@@ -52,13 +52,13 @@ def watch_set_up(module: ModuleType) -> None:
 def watch_optimizers(module: ModuleType) -> None:
     """Bound the steps of a loop without a DataLoader by its optimizer's."""
 
-    def stepped(*_: Any) -> None:
+    def stepped(optimizer: Any, *_: Any) -> None:
         session = open_session()
         if session is None and _trains_here() and not is_watched_already():
             _open_watch_for_the_process()
             session = open_session()
         if session is not None and not is_watched_already() and not session.torch_hooks.optimizer.is_installed:
-            session.guard(session.torch_hooks.optimizer.stepped, "bounding steps by the optimizer")
+            session.torch_hooks.optimizer.stepped(optimizer)
 
     module.register_optimizer_step_post_hook(stepped)
 

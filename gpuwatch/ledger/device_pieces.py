@@ -89,8 +89,3 @@ class Piece(msgspec.Struct, eq=False):
     end_ns: int = 0
     times: DeviceTimes | None = None
     is_lost: bool = False  # the host's clock must do
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether its times may still come."""
-        return self.times is None and not self.is_lost

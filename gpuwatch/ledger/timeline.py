@@ -276,4 +276,4 @@ def _state_in(names: list[str | None]) -> str:
 def _waits(entry: tuple[Any, ...]) -> bool:
     """Whether the device has still to finish the piece that this entry describes."""
     piece = entry[7] if entry[0] in (STEP, PART) and len(entry) > 7 else None
-    return piece is not None and piece.is_pending
+    return piece is not None and piece.times is None and not piece.is_lost

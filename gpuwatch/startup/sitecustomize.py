@@ -82,7 +82,7 @@ def _report_nothing(pid: int) -> None:
     else:
         return
     more = "with w.step(): around a step, and with w.data(): around getting its batch, where w = gpuwatch.Watch()"
-    print(f"gpuwatch: no training step was seen: {reason}. To see one: {more}", file=sys.stderr)
+    print(f"gpuwatch: no training step was seen in this process: {reason}. To see one: {more}", file=sys.stderr)
 
 
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100

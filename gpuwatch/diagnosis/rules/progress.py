@@ -211,6 +211,8 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
     here = (
         "" if world == len(ranks) else f" ({len(ranks)} of {world} compared)" if window.summaries else " on this node"
     )
+    gains = [round(step_s / (step_s - gain_s), 2)] if 0 < gain_s < step_s else []
+    gains += [reason.predicted_speedup] if reason is not None and reason.predicted_speedup is not None else []
     cost_s = (world - 1) * excess_s
     waiting = "1 rank waits" if world == 2 else f"{world - 1} ranks wait"
     longer = f"its {'wait for data' if by_input else 'time before communication'} is {duration(excess_s)} a step longer than that of the other ranks, {percent(excess_s / step_s)} of the step"
@@ -227,7 +229,7 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
         *(Evidence(f"rank {n}", own_s, "s", f"rank {n}: {what} {duration(own_s)}") for n, own_s in slowest),
         severity="critical" if excess_s >= thresholds.straggler_share_critical * step_s else "warning",
         advice=advice,
-        predicted_speedup=round(step_s / (step_s - gain_s), 2) if 0 < gain_s < step_s else None,
+        predicted_speedup=min(gains, default=None),
         rank=late.rank,
         because=() if reason is None else (reason.cause,),
     )

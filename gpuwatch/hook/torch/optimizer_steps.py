@@ -1,7 +1,8 @@
 """Steps of a training whose loop takes its batches from no watched loader: each lasts from one optimizer step to the next.
 
 The time from an optimizer step to the next forward pass is the step's wait: torch does nothing of the model in it. Forward passes without
-gradients are an evaluation, or a rollout: the time between them, an environment's for example, is counted. And the count of optimizer steps distinguishes training from a pass that only reads.
+gradients are an evaluation, or a rollout: the time between them, an environment's for example, is counted. Where no module is called, but functions
+of tensors, all of a step computes. And the count of optimizer steps distinguishes training from a pass that only reads.
 """
 
 import sys
@@ -25,7 +26,11 @@ class OptimizerSteps:
         """`begin` is called when a step bounded so begins to compute: not by the optimizer, whose hooks cannot be added to meanwhile."""
         self._recorder = recorder
         self._begin = begin
-        self._hook: Any | None = None
+        self._hooks: list[Any] = []  # after each step of an optimizer; once no module was called, before each too
+        self._bounded_by = 0  # the optimizer whose step began the open one
+        self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
+        self._evaluates = False  # whether its first call of a module does not train
+        self._first_hooks: list[Any] = []  # while that is waited for
         self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
         self._pass = 0  # the module whose pass without gradients is open
         self._bare = 0  # passes without gradients in this wait
@@ -39,24 +44,20 @@ class OptimizerSteps:
 
     def install(self) -> None:
         """Count from now on, once torch's optimizers are loaded."""
-        if self._hook is None:
-            self._hook = after_each_optimizer_step(self.stepped)
+        if not self._hooks and (hook := after_each_optimizer_step(self.stepped)) is not None:
+            self._hooks.append(hook)
 
     def remove(self) -> None:
         """Leave torch as it was."""
-        hook, self._hook = self._hook, None
-        if hook is not None:
-            hook.remove()
+        _remove(self._hooks)
+        _remove(self._first_hooks)
         self._leave_forward()
 
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
-        hooks, self._forward_hooks = self._forward_hooks, []
-        for hook in hooks:
-            hook.remove()
         self._recorder.end_gap(0)
         self._pass = 0
-        return bool(hooks)
+        return _remove(self._forward_hooks)
 
     def end(self, now_ns: int) -> None:
         """The run ends. What followed the last optimizer step was no step."""
@@ -69,18 +70,38 @@ class OptimizerSteps:
         if recorder.step_owner is self._owner and recorder.thread == get_ident() and self._leave_forward():
             self.end(recorder.clock())
 
+    def first_step(self, of_pass: object) -> bool:
+        """A pass has its first batch; return whether `evaluates` can tell, after its first step, that it is an evaluation."""
+        _remove(self._first_hooks)
+        self._pass_began, self._evaluates = (of_pass, self.count), False
+        if self.count:
+            register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
+            self._first_hooks.append(register(lambda module, _: self._guarded(lambda: self._note_call(module))))
+        return bool(self.count)
+
+    def evaluates(self, of_pass: object) -> bool:
+        """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer."""
+        if self._pass_began[0] is of_pass:
+            _remove(self._first_hooks)  # no module was called
+        return self._evaluates and self._pass_began == (of_pass, self.count)
+
+    def _note_call(self, module: Any) -> None:
+        if self._recorder.thread == get_ident():
+            _remove(self._first_hooks)  # none stays while a compiled model runs
+            self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
+
     @property
     def is_installed(self) -> bool:
-        return self._hook is not None
+        return bool(self._hooks)
 
     def feeds_one_batch(self) -> bool:
         """Note that a pass was dropped with its first batch; return whether the one before was too, and few steps were between them."""
         before, self._count_at_drop = self._count_at_drop, self.count
         return 0 < self.count - before <= MOST_TAKEN
 
-    def stepped(self, *_: Any) -> None:
-        """End the open step, if it is bounded by this, and begin the next one. (Torch passes the optimizer and its arguments.)"""
-        self._guarded(self._step)
+    def stepped(self, optimizer: Any, *_: Any) -> None:
+        """End the open step, if it is bounded by this, and begin the next one. (Torch passes its arguments too.)"""
+        self._guarded(lambda: self._step(id(optimizer)))
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """Call it. After an error nothing is done any more: training goes on without."""
@@ -92,7 +113,7 @@ class OptimizerSteps:
             self._has_failed = True
             self._recorder.failed("bounding steps by the optimizer", error)
 
-    def _step(self) -> None:
+    def _step(self, optimizer: int) -> None:
         self.count += 1
         if self.count == 1:
             self.on_first()
@@ -100,14 +121,25 @@ class OptimizerSteps:
         is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
             return  # a step of a watched loop, or a declared one
-        if recorder.in_phase or recorder.thread == CLOSED or (owner is self._owner and self._forward_hooks):
+        is_bare = owner is self._owner and bool(self._forward_hooks)  # no module was called since the last one
+        if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
             return  # or one more optimizer of the same step
-        if recorder.thread != get_ident() and not self._takes_over():
+        is_pythons = get_ident() in getattr(threading, "_active", {})  # another one cannot claim the recorder
+        if recorder.thread != get_ident() and not (is_pythons and recorder.claim_thread()):
             return
         now = recorder.clock()
+        if is_bare:
+            self._leave_forward()
+            if recorder.activity is DATA_WAIT:  # the first such step: what of it was no wait is not known
+                recorder.end_part(now)
+                self.end(now)
+            if len(self._hooks) == 1:
+                self._hooks.append(_around_optimizer_steps("pre", lambda *_: self._guarded(self._begin_bare)))
         recorder.end_step(now)
         recorder.begin_step(self._owner, now)
-        recorder.begin_part(DATA_WAIT, now)
+        self._bounded_by = optimizer
+        if not is_bare:
+            recorder.begin_part(DATA_WAIT, now)
         modules = sys.modules["torch.nn.modules.module"]
         self._forward_hooks = [
             modules.register_module_forward_pre_hook(
@@ -115,10 +147,6 @@ class OptimizerSteps:
             ),
             modules.register_module_forward_hook(lambda module, *_: self._guarded(lambda: self._end_forward(module))),
         ]
-
-    def _takes_over(self) -> bool:
-        """Claim the recorder for this thread, if it is one of Python's own; return whether that was possible."""
-        return get_ident() in getattr(threading, "_active", {}) and self._recorder.claim_thread()
 
     def _begin_forward(self, module: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
@@ -152,15 +180,33 @@ class OptimizerSteps:
         if recorder.step_owner is self._owner and recorder.activity is DATA_WAIT:
             recorder.end_part(now)
 
+    def _begin_bare(self) -> None:
+        """An optimizer's step begins in a step in which no module was called."""
+        recorder = self._recorder
+        if recorder.step_owner is self._owner and recorder.thread == get_ident() and recorder.activity is not DATA_WAIT:
+            self._begin()
+
     def _end_forward(self, module: Any) -> None:
         """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
         if self._pass == id(module):
             self._pass = 0
-            self._recorder.begin_gap(self._recorder.clock())
+            self._recorder.gap_since_ns = self._recorder.clock()
 
 
 def after_each_optimizer_step(call: Callable[..., None]) -> Any | None:
     """Have this called after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
+    return _around_optimizer_steps("post", call)
+
+
+def _remove(hooks: list[Any]) -> bool:
+    """Remove these hooks of torch's; return whether there was any."""
+    was_any = bool(hooks)
+    while hooks:
+        hooks.pop().remove()
+    return was_any
+
+
+def _around_optimizer_steps(when: str, call: Callable[..., None]) -> Any | None:
     optimizer: Any = sys.modules.get("torch.optim.optimizer")
-    register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+    register = getattr(optimizer, f"register_optimizer_step_{when}_hook", None)
     return None if register is None else register(call)

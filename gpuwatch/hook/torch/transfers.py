@@ -117,7 +117,9 @@ class TransferWatch:
                 return original(tensor, *args, **kwargs)
             fed = device if device is not None and tensor.is_cpu and not _names_cpu(place_of(args, kwargs)) else None
             if not (recorder.activity is IN_STEP if recorder.steady is None else recorder.batch_ready_ns) or not (
-                isinstance(args[0], places) if args else always or _names_a_device(kwargs)
+                isinstance(args[0], places)
+                if args
+                else always or kwargs.get("device") is not None or kwargs.get("other") is not None
             ):
                 if fed is None or recorder.doing() is not DATA_WAIT:
                     return original(tensor, *args, **kwargs)
@@ -172,11 +174,6 @@ class TransferWatch:
             return result
 
         return noted
-
-
-def _names_a_device(options: dict[str, Any]) -> bool:
-    """Whether `.to(…)` is asked for a device by name, not only for a type."""
-    return options.get("device") is not None or options.get("other") is not None
 
 
 def _names_cpu(place: Any) -> bool:

@@ -34,8 +34,8 @@ def pid_namespace(machine: Machine) -> Outcome:
     if namespace == _NODE_PID_NAMESPACE:
         return ok("/proc is the node's")
     found = f"/proc is a container's ({namespace})"
-    commands = (proc.text_of(machine.procfs / str(pid) / "cmdline") for pid in _pids(machine.procfs))
-    if any("gpuwatch_agent" in command.split("\0") for command in commands):  # see gpuwatch_agent/__main__.py
+    commands = (proc.text_of(machine.procfs / str(pid) / "cmdline").split("\0") for pid in _pids(machine.procfs))
+    if any("gpuwatch_agent" in command for command in commands):  # what `gpuwatch agent` goes on as
         return problem(f"{found}: the agent here cannot match GPUs to processes", f"give it the node's: {_HOST_PIDS}")
     return warning(f"{found}: fine for training, not for an agent", f"for an agent: {_HOST_PIDS}")
 

@@ -115,7 +115,7 @@ def test_exit_code_output_and_arguments_are_the_scripts(tmp_path: Path) -> None:
     assert (done.code, done.out) == (7, "['--epochs', '3', '--', '-v']\n")
     theirs, _, ours = done.err.partition("\n")
     assert theirs == "oops" and ours.startswith(
-        "gpuwatch: no training step was seen: the program has not imported torch."
+        "gpuwatch: no training step was seen in this process: the program has not imported torch."
     )
     assert ours.count("\n") == 1
 

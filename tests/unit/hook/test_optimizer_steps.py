@@ -91,12 +91,65 @@ def test_passes_without_gradients_are_an_evaluation(training: Training) -> None:
     assert states["compute"] == pytest.approx(40) and training.watch.report().steps == 4
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["in a training step", "after a pass"])
+@pytest.mark.parametrize("without_gradients", [True, False], ids=["no_grad in its loop", "eval() alone"])
+def test_a_pass_that_only_evaluates_is_an_evaluation(training: Training, inside: bool, without_gradients: bool) -> None:
+    def validate() -> None:
+        training.model.eval()
+        for _ in training.watch.steps(training.batches(4, 6)):
+            with torch.set_grad_enabled(not without_gradients):
+                training.model(torch.ones(1, 2))
+                training.clock.sleep_ms(4)
+        training.model.train()
+
+    for _ in range(2):
+        for number in training.watch.steps(training.batches(4, 20)):
+            training.step(0, 10)
+            if inside and number == 2:
+                validate()
+        if not inside:
+            validate()
+    states = training.states_ms()
+    assert states == {"input_wait": 160, "compute": 80, "eval": 80}
+    assert training.watch.report().steps == 8
+
+
+def test_a_pass_with_frozen_weights_or_accumulated_gradients_is_training(training: Training) -> None:
+    training.step(0, 10)
+    teacher = torch.nn.Linear(2, 2).eval()
+    for number in training.watch.steps(training.batches(8, 20)):
+        training.clock.sleep_ms(10)
+        loss = training.model(torch.ones(1, 2)).sum()
+        with torch.no_grad():
+            teacher(torch.ones(1, 2))
+        loss.backward()
+        if number % 4 == 3:
+            training.optimizers[0].step()
+    assert training.states_ms() == {"startup": 10, "input_wait": 160, "compute": 80}
+
+
 def test_several_optimizers_and_accumulated_gradients_make_one_step(training: Training) -> None:
-    training.optimizers *= 3
+    training.optimizers += [torch.optim.SGD(training.model.parameters(), 0.1) for _ in range(2)]
     training.step(5, 10, loops=5)
     training.model(torch.ones(1, 2))
     training.step(5, 10)
     assert training.watch.report().steps == 5
+
+
+def test_a_model_that_is_no_module_has_steps_that_compute(training: Training) -> None:
+    weights = [torch.ones(2, 2, requires_grad=True), torch.ones(2, requires_grad=True)]
+    both = [torch.optim.SGD([each], 0.1) for each in weights]
+    for _ in range(11):
+        training.clock.sleep_ms(10)
+        (torch.ones(1, 2) @ weights[0] + weights[1]).sum().backward()
+        for each in both:
+            each.step()
+    states = training.states_ms()
+    assert states == {"startup": 10, "other": 10, "compute": 90}, "where the first one began to compute is not known"
+    assert training.watch.report().steps == 9
+    assert training.watch.session.publisher.accounts.bounded_by_optimizer
+    training.step(30, 10, loops=6)
+    assert training.states_ms()["input_wait"] == pytest.approx(150), "from the second one on that has a module"
 
 
 def test_what_follows_the_last_step_is_none(training: Training) -> None:

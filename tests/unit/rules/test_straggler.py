@@ -124,6 +124,15 @@ def test_rank_0_names_the_late_one_with_its_own_reason_where_no_agent_compares()
     assert finding.ratio == pytest.approx(0.6)
 
 
+def test_no_more_is_promised_than_the_late_ranks_own_advice_gains() -> None:
+    """ "expect a step of 7.6 ms to 11.8 ms" of 35 ms stood before "up to 19.24× the throughput"."""
+    window = by_rank_0(replace(STARVED, loader=Loader(num_workers=0)), *SLOW_INPUT)
+    summary = window.summaries[1]
+    less = replace(summary.reasons["input"], predicted_speedup=1.8)
+    finding = straggler(replace(window, summaries=window.summaries | {1: replace(summary, reasons={"input": less})}))
+    assert finding is not None and finding.predicted_speedup == 1.8
+
+
 def test_rank_0_says_how_many_ranks_it_has_heard_of() -> None:
     finding = straggler(by_rank_0(HEALTHY, *SLOW_INPUT, world_size=16))
     assert finding is not None and "(4 of 16 compared)" in finding.title
