@@ -170,6 +170,10 @@ class Recorder:
             return self.activity
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
 
+    def begin_gap(self, now_ns: int) -> None:
+        """A forward pass without gradients has ended: what follows until the next one is a gap."""
+        self.gap_since_ns = now_ns
+
     def end_gap(self, now_ns: int) -> None:
         """The next forward pass begins. 0: there is none, and the gap is dropped."""
         if self.gap_since_ns and now_ns:
@@ -222,6 +226,18 @@ class Recorder:
         """Set the open fast step's time in copies: `before_ns` and what has passed since `begin_ns`. Nothing where the step began later."""
         if self.steady is not None and self.begin_ns <= begin_ns:
             self.transfer_ns = before_ns + self.clock() - begin_ns
+
+    def set_samples(self, samples: int) -> None:
+        """Set the open step's number of samples."""
+        self.samples = samples
+
+    def begin_epoch(self) -> None:
+        """The open step is the first of a pass over a loader."""
+        self.epoch_start = True
+
+    def sample_after(self, fetches: int) -> None:
+        """Sample the fetch that comes after so many."""
+        self.countdown = fetches
 
     # Any step, declared ones too ------------------------------------------------------------------------------------
 
@@ -284,6 +300,10 @@ class Recorder:
         if not at_end:
             self.poll(at_ns)  # no step follows that would
         self._shut()
+
+    def second_batch(self, came: bool) -> None:
+        """The open step asked one more loader for a batch, which came, or the loader has come to its end."""
+        self.lacks_batch = not came and self.in_step and self.step_owner is not LOOSE
 
     def take(self, at_ns: int) -> None:
         """End the wait; the open step's loop was dropped with its first batch, and it lasts until the optimizer's last step before the next loop."""
