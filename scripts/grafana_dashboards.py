@@ -93,14 +93,7 @@ def run_dashboard() -> dict[str, Any]:
     gpus = [panel for panel in live_panels("gpu") if panel.key != "gpu_ledger"]  # the run's own GPUs are in its group
     nodes = [panel for panel in live_panels("node") if panel.kind != "stat"]
     rows = [("The run", GROUPS["run"]), ("GPUs of the run's nodes", gpus), ("The run's nodes", nodes)]
-    pushed = {
-        "name": "Pushed by gpuwatch",
-        "datasource": {"type": "grafana", "uid": "-- Grafana --"},
-        "enable": True,
-        "iconColor": BLUE,
-        "target": {"type": "tags", "tags": [TAG, "run:$run"], "matchAny": False, "limit": 200},
-    }
-    marks = [*_annotations('run="$run"'), pushed]
+    marks = _annotations('run="$run"', findings=True)
     return _board("Training run", RUN, about, ("now-30m", "10s"), variables, rows, OF_RUN, marks)
 
 
@@ -130,8 +123,8 @@ def _variable(
     return built.all_value(".*") if choice == "any" else built
 
 
-def _annotations(selected: str) -> list[dict[str, Any]]:
-    """Return a dashboard's annotations: firing alerts, and starts and ends of runs.
+def _annotations(selected: str, findings: bool = False) -> list[dict[str, Any]]:
+    """Return a dashboard's annotations: firing alerts, starts and ends of runs and, where wanted, findings.
 
     `selected` are the conditions on `instance` or `run`. Plain data: the SDK's type lacks the fields of Prometheus
     annotations (documentation of Grafana's Prometheus data source, "annotations").
@@ -139,11 +132,14 @@ def _annotations(selected: str) -> list[dict[str, Any]]:
     up = f"max by (run) (gpuwatch_run_up{{{selected}}})"
     before = f"max by (run) (gpuwatch_run_up{{{selected}}} offset 1m)"
     firing, by_alert = f'ALERTS{{alertstate="firing", {selected}}}', "severity,instance,rank,gpu"
-    found = (
+    found = [
         ("Alerts", firing, VERMILLION, "{{alertname}}", by_alert),
         ("Run begins", f"({up} == 1) unless ({before} == 1)", BLUE, "{{run}} begins", "run"),
         ("Run ends", f"({before} == 1) unless ({up} == 1)", GREY, "{{run}} ends", "run"),
-    )
+    ]
+    if findings:
+        active = f"max by (run, cause) (gpuwatch_finding_active{{{selected}}}) == 1"
+        found.append(("Findings", active, ORANGE, "{{cause}}", "cause"))
     return [
         {
             "name": name,

@@ -1,6 +1,6 @@
 """A server with the part of Grafana's HTTP API that `gpuwatch grafana push` uses, for tests. It is not Grafana.
 
-Written from Grafana's published API documentation (folders, dashboards, dashboard versions, annotations, health; the
+Written from Grafana's published API documentation (folders, dashboards, dashboard versions, health; the
 access-control errors): paths, status codes and bodies are as documented there for Grafana 9 to 13's `/api`.
 """
 
@@ -29,7 +29,6 @@ class FakeGrafana:
         self.folders: dict[str, dict[str, Any]] = {}
         self.dashboards: dict[str, dict[str, Any]] = {}
         self.versions: dict[str, list[dict[str, Any]]] = {}
-        self.annotations: dict[int, dict[str, Any]] = {}
         self.provisioned: set[str] = set()
         self.before: dict[tuple[str, str], Callable[[], Answer | None]] = {}
         self.writes: list[str] = []
@@ -87,9 +86,6 @@ class FakeGrafana:
             ("GET", r"/api/dashboards/uid/([^/]+)", self._get_dashboard),
             ("GET", r"/api/dashboards/uid/([^/]+)/versions", self._get_versions),
             ("POST", r"/api/dashboards/db", self._save_dashboard),
-            ("GET", r"/api/annotations", self._find_annotations),
-            ("POST", r"/api/annotations", self._new_annotation),
-            ("PUT", r"/api/annotations/(\d+)", self._put_annotation),
         ]
 
     def _new_folder(self, query: Any, body: dict[str, Any]) -> Answer:
@@ -137,31 +133,9 @@ class FakeGrafana:
         self.versions.setdefault(uid, []).insert(0, entry)
         return self.dashboards[uid]
 
-    def _find_annotations(self, query: dict[str, list[str]], body: Any) -> Answer:
-        wanted = set(query.get("tags", []))
-        limit = int(query.get("limit", ["100"])[0])
-        return 200, [a for a in self.annotations.values() if wanted <= set(a["tags"])][:limit]
-
-    def _new_annotation(self, query: Any, body: dict[str, Any]) -> Answer:
-        number = len(self.annotations) + 1
-        self.annotations[number] = {
-            "id": number,
-            "time": body["time"],
-            "timeEnd": body["timeEnd"] or body["time"],
-            "tags": body["tags"],
-            "text": body["text"],
-        }
-        return 200, {"message": "Annotation added", "id": number}
-
-    def _put_annotation(self, query: Any, body: dict[str, Any], number: str) -> Answer:
-        if int(number) not in self.annotations:
-            return 404, {"message": "Annotation not found"}
-        self.annotations[int(number)].update({key: body[key] for key in ("time", "timeEnd", "tags", "text")})
-        return 200, {"message": "Annotation updated"}
-
 
 def _denied(method: str, path: str) -> dict[str, str]:
-    action = {"folders": "folders:create", "dashboards": "dashboards:create", "annotations": "annotations:create"}
+    action = {"folders": "folders:create", "dashboards": "dashboards:create"}
     needed = action[path.split("/")[2]]
     return {
         "accessErrorId": "ACE0123456789",

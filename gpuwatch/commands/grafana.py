@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import urllib.parse
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpuwatch.api.client import Client
 from gpuwatch.commands.options import ConfigFile, Runbooks, settings_of, write_file
 from gpuwatch.errors import require
 
@@ -26,20 +24,15 @@ def push(
     token: Annotated[str, typer.Option(help="Token of a service account (Editor).", envvar="GRAFANA_TOKEN")] = "",
     folder: Annotated[str, typer.Option(help="Title of the folder; created if missing.")] = "gpuwatch",
     datasource: Annotated[str, typer.Option(help="Uid of the Prometheus to select at first.")] = "gpuwatch-prometheus",
-    agent: Annotated[
-        list[str] | None, typer.Option(help="Annotate runs and findings of this agent; repeatable.")
-    ] = None,
-    since_hours: Annotated[float, typer.Option(help="Annotate runs active within this many hours.", min=0.0)] = 24.0,
     force: Annotated[bool, typer.Option("--force", help="Replace dashboards that were edited by hand.")] = False,
     ca: Annotated[Path | None, typer.Option(help="Certificate of Grafana's certificate authority, in PEM.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False,
     config: ConfigFile = None,
     runbooks: Runbooks = "",
 ) -> None:
-    """Push the dashboards to a Grafana, and annotate runs and findings. What is already there is left as it is.
+    """Push the dashboards to a Grafana. What is already there is left as it is.
 
-    Example: `gpuwatch grafana push --url https://grafana.example.com --token glsa_…`,
-    `gpuwatch grafana push --url http://127.0.0.1:3000 --agent http://node-17:9478`
+    Example: `gpuwatch grafana push --url https://grafana.example.com --token glsa_…`
 
     Exit codes: 0 done, 1 Grafana is unreachable or refuses (the message says what to do), 2 wrong use.
     """
@@ -57,11 +50,6 @@ def push(
     report(made)
     for pushed in pushing.push_dashboards(api, url, dashboards, uid, datasource=datasource, force=force):
         report(pushed)
-    for each in agent or ():
-        found = pushing.annotations_of(Client(each), time.time() - since_hours * 3600)
-        counts = pushing.push_annotations(api, url, found)
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        typer.echo(f"{'annotated':<9} runs and findings of {each}: {outcomes}")
 
 
 @grafana.command()

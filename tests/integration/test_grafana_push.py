@@ -14,23 +14,18 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.api import Finding, Run
 from gpuwatch.commands.grafana import _link
 from gpuwatch_dashboards.grafana import load
 from gpuwatch_dashboards.grafana.push import (
-    Annotation,
     GrafanaError,
     Pushed,
-    annotations_of,
     connect,
     explained,
-    push_annotations,
     push_dashboards,
     push_folder,
 )
 from tests.grafana_server import EDITOR, VIEWER, FakeGrafana
-from tests.integration.agent_process import Agent, Trainer
-from tests.servers import free_port, require, wait_for
+from tests.servers import free_port, require
 
 UIDS = {"gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"}
 
@@ -226,70 +221,6 @@ def test_files_are_written(tmp_path: Path) -> None:
     assert command("write", str(tmp_path / "out"), "--config", str(config)).returncode == 0
     assert {path.stem for path in (tmp_path / "out").iterdir()} == UIDS
     assert "currency:EUR" in (tmp_path / "out/gpuwatch-fleet.json").read_text()
-
-
-def test_runs_and_findings_are_marked_once_and_extended(grafana: FakeGrafana, tmp_path: Path) -> None:
-    with Agent(tmp_path) as agent, Trainer(agent, data_s=0.03, compute_s=0.01, seconds=20, run="a run & co") as trainer:
-        wait_for("a finding", lambda: agent.get("/api/v1/findings")["findings"], 40)
-        arguments = ("push", "--url", grafana.url, "--agent", agent.url)
-        first = command(*arguments, GRAFANA_TOKEN=EDITOR)
-        assert first.returncode == 0, first.stderr
-        assert "created   dashboard Training run  http://127.0.0.1" in first.stdout
-        assert f"annotated runs and findings of {agent.url}: 2 created, 0 updated, 0 unchanged" in first.stdout
-        before = {each["id"]: dict(each) for each in grafana.annotations.values()}
-        trainer.report()
-        ended = agent.wait_run("a run & co", status="ended")
-
-        def extended() -> bool:
-            command(*arguments, GRAFANA_TOKEN=EDITOR)
-            marks = [each for each in grafana.annotations.values() if "run" in each["tags"]]
-            return all(each["timeEnd"] > before[each["id"]]["timeEnd"] for each in marks)
-
-        wait_for("the run's mark is extended", extended, 40)
-        wait_for("nothing is new", lambda: "2 unchanged" in command(*arguments, GRAFANA_TOKEN=EDITOR).stdout, 40)
-        grafana.writes.clear()
-        assert "0 created, 0 updated, 2 unchanged" in command(*arguments, GRAFANA_TOKEN=EDITOR).stdout
-        assert grafana.writes == []
-    [run, finding] = sorted(grafana.annotations.values(), key=lambda each: "run" not in each["tags"])
-    assert run["tags"] == ["gpuwatch", "run:a run & co", "run"]
-    assert (run["time"], run["timeEnd"] / 1000) == (
-        round(ended["started_s"] * 1000),
-        pytest.approx(ended["last_message_s"], abs=1),
-    )
-    assert "ended, 1 rank here" in run["text"]
-    assert "cause:input_unexplained" in finding["tags"] and "rank:0" in finding["tags"]
-    assert len(finding["text"].split("<br>")) == 2  # what, and what to do
-
-
-class Runs:
-    """A source of one run with two ranks, one of which is lost, and of what somebody called it."""
-
-    where = "a test"
-
-    def runs(self, kept: bool = False) -> list[Run]:
-        assert kept
-        return [
-            Run("r", 0, "<b>x</b>", "lost", 100.0, 0.0, 150.0),
-            Run("r", 1, "<b>x</b>", "ended", 90.5, 0.0, 200.0),
-            Run("old", 0, "<b>x</b>", "ended", 1.0, 0.0, 2.0),
-        ]
-
-    def findings(self, run: str) -> list[Finding]:
-        return [Finding("stalled", "critical", "no step", 0.5, (), "look", rank=1, since_s=120.0, seen_s=119.0)]
-
-
-def test_a_run_s_mark_spans_its_ranks_and_its_text_is_no_html() -> None:
-    assert list(annotations_of(Runs(), 50.0)) == [  # type: ignore[arg-type]
-        Annotation(["gpuwatch", "run:r", "run"], 90500, 200000, "&lt;b&gt;x&lt;/b&gt;<br>lost, 2 ranks here"),
-        Annotation(["gpuwatch", "run:r", "cause:stalled", "rank:1"], 120000, 120000, "no step<br>look"),
-    ]
-
-
-def test_a_viewer_cannot_mark(grafana: FakeGrafana) -> None:
-    api = connect(grafana.url, VIEWER)
-    with pytest.raises(GrafanaError, match="the token may not create an annotation"):
-        push_annotations(api, grafana.url, annotations_of(Runs(), 0.0))  # type: ignore[arg-type]
-    api.client.s.close()
 
 
 def test_a_slow_grafana_is_explained(grafana: FakeGrafana) -> None:

@@ -1,20 +1,17 @@
-"""Sends dashboards and annotations to a Grafana by grafana-client: each is created, updated, or left as it is.
+"""Sends dashboards to a Grafana by grafana-client: each is created, updated, or left as it is.
 
 Dashboards that were edited by hand are not overwritten: the message of a version that was pushed ends with its digest, and
-that of an edited one does not. Annotations (a run from its start to its end, and each of its findings, so that they outlive
-Prometheus's retention) are identified by tags and start: pushing again extends those that continued.
+that of an edited one does not.
 """
 
 import hashlib
-import html
 import json
 import re
 import urllib.parse
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,16 +20,12 @@ from grafana_client import GrafanaApi
 from grafana_client.client import GrafanaClientError, GrafanaException, GrafanaTimeoutError
 
 from gpuwatch import __version__
-from gpuwatch.api.client import RunSource
 from gpuwatch.errors import ConfigError, GpuwatchError
-from gpuwatch_dashboards.grafana import DATASOURCE, TAG
+from gpuwatch_dashboards.grafana import DATASOURCE
 
 Outcome = Literal["created", "updated", "unchanged"]
 TIMEOUT_S = 10.0
-ANNOTATION_LIMIT = 5000
-PERMISSIONS = (
-    "the role Editor, or the permissions folders:create, dashboards:create, dashboards:write and annotations:create"
-)
+PERMISSIONS = "the role Editor, or the permissions folders:create, dashboards:create and dashboards:write"
 _OURS = "gpuwatch "
 _NOT_GRAFANA = (
     "{} answers, but not as Grafana does: is it a proxy's login page, or is a path missing (https://HOST/grafana)?"
@@ -198,57 +191,3 @@ def _last_version(api: GrafanaApi, url: str, uid: str, what: str) -> dict[str, A
         answer = api.dashboard_versions.get_dashboard_versions_by_uid(uid)
     versions = answer["versions"] if isinstance(answer, dict) else answer  # a list before Grafana 11
     return max(versions, key=lambda version: int(version["version"]), default={})
-
-
-@dataclass(frozen=True)
-class Annotation:
-    """Times in Unix milliseconds; `text` is HTML."""
-
-    tags: list[str]
-    time_from: int
-    time_to: int
-    text: str
-
-
-def annotations_of(source: RunSource, since_s: float) -> Iterator[Annotation]:
-    """Yield those of all runs that sent a message since a time, and of their findings. Raises as the source does."""
-    recent = sorted((r for r in source.runs(kept=True) if r.last_message_s >= since_s), key=lambda r: r.run)
-    for run, found in groupby(recent, key=lambda r: r.run):
-        ranks = list(found)
-        states = {rank.status for rank in ranks}
-        status = "running" if "running" in states else "lost" if "lost" in states else "ended"
-        verdict = next((rank.verdict.sentence for rank in ranks if rank.verdict is not None), "")
-        start_s, end_s = min(r.started_s for r in ranks), max(max(r.last_message_s, r.watermark_s) for r in ranks)
-        about = f"{status}, {len(ranks)} rank{'s' if len(ranks) > 1 else ''} here"
-        yield _annotation([TAG, f"run:{run}", "run"], start_s, end_s, ranks[0].name, about, verdict)
-        for each in source.findings(run):
-            tags = [TAG, f"run:{run}", f"cause:{each.cause}", f"rank:{each.rank}"]
-            yield _annotation(tags, each.since_s or 0.0, each.seen_s or 0.0, each.title, each.advice)
-
-
-def _annotation(tags: list[str], start_s: float, end_s: float, *lines: str) -> Annotation:
-    text = "<br>".join(html.escape(line, quote=False) for line in lines if line)
-    return Annotation(tags, round(1000 * start_s), round(1000 * max(start_s, end_s)), text)
-
-
-def push_annotations(api: GrafanaApi, url: str, annotations: Iterable[Annotation]) -> dict[Outcome, int]:
-    """Push annotations; return how many were created, updated and unchanged. Raises GrafanaError."""
-    counts: dict[Outcome, int] = {"created": 0, "updated": 0, "unchanged": 0}
-    for run_tag, of_run in groupby(annotations, key=lambda each: each.tags[1]):
-        tags = [urllib.parse.quote(tag, safe="") for tag in (TAG, run_tag)]  # the client does not quote them
-        with explained(url, "list annotations"):
-            found = api.annotations.find_annotations(tags=tags, limit=ANNOTATION_LIMIT)
-        existing = {(frozenset(each["tags"]), each["time"]): each for each in found}
-        for new in of_run:
-            known = existing.get((frozenset(new.tags), new.time_from))
-            if known is None:
-                counts["created"] += 1
-                with explained(url, "create an annotation"):
-                    api.annotations.add_annotation(**asdict(new))
-            elif (known.get("timeEnd"), known.get("text")) == (new.time_to, new.text):
-                counts["unchanged"] += 1
-            else:
-                counts["updated"] += 1
-                with explained(url, "change an annotation"):  # as a whole: the client's partial update clears the tags
-                    api.annotations.update_annotation(known["id"], **asdict(new))
-    return counts
