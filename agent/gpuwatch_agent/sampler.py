@@ -92,7 +92,7 @@ class Sampler:
         try:
             records = self._history.reader.records()
             self._runs.restore(records, now_ns, now_s)
-            self._jobs.update(records)
+            self._jobs.update(sorted(records, key=lambda run: run.started_s))
             if self._history.was_behind:
                 logger.warning(
                     "the last agent served more than it wrote: GPUs' counters begin at 0, runs come back when heard"

@@ -33,6 +33,7 @@ class Timeline:
         # Entries from the oldest piece on that the device has not finished: they are booked once its times are known.
         self._held: deque[tuple[Any, ...]] = deque()
         self._resting = False
+        self._saved_at = -1  # number of steps at the last save
         self._left = False  # the training loop has ended or was left, and no step has followed
         self._on_device = DeviceBooking(self.ledger)
 
@@ -200,7 +201,10 @@ class Timeline:
     def _enter(self, at_ns: int, name: str | None) -> None:
         self._book_between(at_ns)
         self._on_device.interrupted(states.COMPUTE)
-        self.counts.saves += name == states.CHECKPOINT != self.open_phase
+        if (
+            name == states.CHECKPOINT and self.counts.steps != self._saved_at
+        ):  # files without a step between are one save
+            self.counts.saves, self._saved_at = self.counts.saves + 1, self.counts.steps
         self._levels.append(Level(name, self._carry))
         self._carry = Carry()
         self.last_progress_ns = at_ns

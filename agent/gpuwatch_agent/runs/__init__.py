@@ -29,7 +29,7 @@ SILENCE_NS = 10_000_000_000  # A hook sends twice a second; after so long withou
 GONE_NS = 2_000_000_000  # grace for the last message of a process that has ended
 ABANDONED_NS = 60_000_000_000  # A silent run whose process is not visible counts as gone after this time
 MINUTE_NS = 60_000_000_000
-_SENDERS_KEPT = 16
+SENDERS_KEPT = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LONGEST_TICK_NS = 1_200_000_000  # of one that comes later, the rest is the agent's own delay
 _EVALUATED_AFTER_S = 30.0
@@ -57,6 +57,9 @@ class Run(msgspec.Struct, eq=False):
     last_step_s: float | None = None
     hello: wire.Hello | None = None
     senders: dict[str, Sender] = {}  # the last processes, in the order of their first message
+    earlier: dict[str, Sender] | None = (
+        None  # the last ones of its job before it, if this run was resumed after it was dropped
+    )
     before: wire.Counters = msgspec.field(default_factory=wire.Counters)
     """Counters of processes that are no longer among the senders."""
     lost: int = 0  # step records that never arrived
@@ -232,7 +235,7 @@ class Run(msgspec.Struct, eq=False):
             return sender
         sender = self.senders[origin.sender] = Sender(offset_ns)
         self.steps = RecentColumns()
-        if len(self.senders) > _SENDERS_KEPT:
+        if len(self.senders) > SENDERS_KEPT:
             oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
             self.before = add_counters(self.before, self.senders.pop(oldest).sent)
         return sender

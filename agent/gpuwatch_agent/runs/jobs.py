@@ -17,7 +17,7 @@ from gpuwatch.diagnosis.rules.progress import checkpoint_interval
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import JobFacts, Window
 from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, STARTUP
-from gpuwatch_agent.runs import ENDED, LOST, RUNNING, Run
+from gpuwatch_agent.runs import ENDED, LOST, RUNNING, SENDERS_KEPT, Run
 from gpuwatch_agent.runs.records import Sender
 
 MAX_JOBS = 256
@@ -70,7 +70,7 @@ class Attempt(NamedTuple):
 class Job:
     job: str
     declared: bool  # by the scheduler or the user; else it is a run, and a job only once it was resumed
-    uid: int | None  # whose runs alone belong to it: another user may give his the same name
+    uid: int | None  # whose runs alone belong to it: another user's job of the same name is "NAME@UID"
     attempts: dict[tuple[str, int, str], Attempt] = field(default_factory=dict)
     forgotten: int = 0  # attempts that are no longer in `attempts`, the last of which ended at:
     forgotten_s: float = 0.0
@@ -79,6 +79,12 @@ class Job:
     @property
     def end_s(self) -> float:
         return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
+
+    def senders_of(self, run: Run) -> dict[str, Sender]:
+        """Return the processes of a run's last attempts, as far as the run does not have them itself."""
+        of_run = [(each.begin_s, key) for (name, rank, key), each in self.attempts.items() if (name, rank) == run.key]
+        keys = [key for _, key in sorted(of_run)[-SENDERS_KEPT:] if key not in run.senders]
+        return {key: self.attempts[*run.key, key].sender for key in keys}
 
     def one_after_another(self) -> list[Attempt]:
         """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's. Forget too old ones."""
@@ -126,6 +132,9 @@ class Jobs:
         for run in runs:
             name = run.run if run.hello is None else run.hello.job or run.run
             job = self._jobs.get(name)
+            if job is not None and run.uid is not None and job.uid not in (None, run.uid):
+                name = f"{name}@{run.uid}"
+                job = self._jobs.get(name)
             if job is None:
                 if len(self._jobs) >= MAX_JOBS:
                     self._forget_oldest(Counter(job.uid for job in self._jobs.values()).most_common(1)[0][0])
@@ -133,8 +142,10 @@ class Jobs:
             if job.uid != run.uid:
                 continue
             changed.setdefault(name, (job, []))[1].append(run)
+            if run.earlier is None:
+                run.earlier = job.senders_of(run)
             last, end_s = next(reversed(run.senders.values()), None), 0.0
-            for key, sender in run.senders.items():
+            for key, sender in (run.earlier | run.senders).items():
                 if sender.sent is None:
                     continue
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST

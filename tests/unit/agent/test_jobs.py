@@ -104,6 +104,15 @@ def test_ranks_and_runs_at_the_same_time_are_not_added() -> None:
     assert job.states["startup"] == pytest.approx(1)
 
 
+def test_jobs_of_one_name_by_two_users_are_two_jobs() -> None:
+    node = Node()
+    for uid, run, steps in ((1001, "a-1", 60), (1002, "b-1", 10), (1002, "b-2", 20), (1001, "a-2", 30)):
+        node.runs[run, 0] = Run(run, 0, BOOT, uid=uid)
+        attempt(node, 100 + 100 * len(node.runs), steps, run=run, job="train")
+    found = {job.job: (job.runs, job.attempts, job.steps) for job in node.jobs.views()}
+    assert found == {"train": (("a-1", "a-2"), 2, 90), "train@1002": (("b-1", "b-2"), 2, 30)}
+
+
 def test_a_run_is_a_job_once_it_was_resumed() -> None:
     node = Node()
     attempt(node, 100, 10, job="")
@@ -132,6 +141,24 @@ def test_imports_before_the_ledger_are_a_part_of_the_restart() -> None:
     node.jobs.update([run])
     assert node.only().states["down"] == pytest.approx(3)
     assert node.only().states["restart"] == pytest.approx(4 + 1)
+
+
+def test_attempts_of_a_run_that_was_dropped_and_resumed_survive_the_agent() -> None:
+    """A run that ended a quarter of an hour ago is dropped, so that its resumption begins a new record."""
+    node = Node()
+    attempt(node, 100, 60, first_step=0, job="")
+    del node.runs["run-a", 0]
+    attempt(node, 1000, 50, first_step=40, job="")
+    assert (node.only().attempts, node.only().redone_steps) == (2, 20)
+    for again in range(2):
+        record = node.runs["run-a", 0].record()
+        assert record is not None
+        node = Node()
+        node.jobs.update([read_record(record)])
+        job = node.only()
+        assert (job.attempts, job.interruptions, job.redone_steps) == (2 + again, 1 + again, 20 + 30 * again)
+        assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+        attempt(node, 2000 + 1000 * again, 30, first_step=60, job="")
 
 
 @pytest.mark.parametrize("boot", [BOOT, "boot-b"])

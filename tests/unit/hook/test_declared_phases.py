@@ -105,3 +105,13 @@ def test_a_sender_whose_phases_exceed_their_state_is_rejected() -> None:
     for wrong in ({"rollout": 11}, {"a": 6, "b": 6}, {"a": -1}, {str(n): 0 for n in range(10)}):
         with pytest.raises(ProtocolError):
             wire.decode(message(wrong))
+
+
+def test_files_of_one_checkpoint_are_one_save(watch: Watch, clock: Clock) -> None:
+    for _ in range(3):
+        with watch.step():
+            clock.sleep_ms(30)
+        spend(watch, clock, "checkpoint", 2)  # the model
+        spend(watch, clock, "checkpoint", 2)  # the optimizer
+    watch.report()
+    assert watch.session.publisher.accounts.timeline.counts.saves == 3
