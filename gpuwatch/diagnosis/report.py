@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.input import between_passes, passes_where
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
-from gpuwatch.formatting import duration, percent
+from gpuwatch.formatting import counted, duration, percent
 from gpuwatch.ledger import states as st
 from gpuwatch.wire import Flops
 
@@ -293,32 +293,42 @@ def _by_host_clock(window: Window) -> str:
 
 def render(report: Report, width: int = 100) -> str:
     """Return the verdict as a few lines of text: the sentence, where the time went, why, and what to do."""
-    head = f"gpuwatch · {report.name} · {_ranks(report)}{duration(report.duration_s)}, {report.steps:,} step{'' if report.steps == 1 else 's'}"
+    head = f"gpuwatch · {report.name} · {_ranks(report)}{duration(report.duration_s)}, {counted(report.steps, 'step')}"
     if report.step_s is not None:
         head += f" of {duration(report.step_s)}"
     whole = sum(report.states.values())
     phases = {name: spent / whole for name, spent in report.phases.items()} if whole else {}
     phases = dict(sorted(phases.items(), key=lambda each: (-each[1], each[0])))
-    notes, declared = _notes(report), _shares(phases)
+    notes, declared = _notes(report), shares_text(phases)
     lines = [head, f"  {report.verdict.sentence}"]
-    lines.append(f"  {'where':<6}{_shares(report.shares)}" + (f"  ({'; '.join(notes)})" if notes else ""))
+    lines.append(f"  {'where':<6}{shares_text(report.shares)}" + (f"  ({'; '.join(notes)})" if notes else ""))
     lines += [f"  {'' if number else 'ranks':<6}{line}" for number, line in enumerate(_other_ranks(report))]
     lines += [f"  {'':<6}{declared} (declared phases, in other)"] if declared else []
     lines += [f"  {'rate':<6}{rates}"] if (rates := _rates(report.throughput)) else []
     lines += [f"  {'cost':<6}{_cost(report.cost)}"] if report.cost is not None else []
-    for finding in [each for each in report.findings if each.root is None][:3]:
-        gain = f" ({finding.gain} the throughput)" if finding.gain else ""
-        why = "; ".join(evidence.text for evidence in finding.evidence)
-        for label, text in (("why", f"{finding.title}: {why}"), ("do", finding.advice + gain)):
-            begin, indent = f"  {label:<6}", " " * 8
-            lines += textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=indent, **_WHOLE_WORDS)
-    return "\n".join(lines)
+    roots = [each for each in report.findings if each.root is None][:3]
+    return "\n".join([*lines, *(line for each in roots for line in explained(each, width))])
+
+
+def explained(finding: Finding, width: int = 100, indent: int = 8) -> Iterator[str]:
+    """Yield why, and what to do, as lines of text."""
+    gain = f" ({finding.gain} the throughput)" if finding.gain else ""
+    why = "; ".join(evidence.text for evidence in finding.evidence)
+    for label, text in (("why", f"{finding.title}: {why}"), ("do", finding.advice + gain)):
+        yield from labelled(label, text, width, indent)
+
+
+def labelled(label: str, text: str, width: int = 100, indent: int = 8) -> list[str]:
+    """Return text with a label before it, wrapped."""
+    begin = f"  {label:<{indent - 2}}"
+    return textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=" " * indent, **_WHOLE_WORDS)
 
 
 _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
-def _shares(by_name: Mapping[str, float]) -> str:
+def shares_text(by_name: Mapping[str, float]) -> str:
+    """Return e.g. "compute 62%  other 5.0%", without what rounds to nothing."""
     return "  ".join(f"{name} {percent(share)}" for name, share in by_name.items() if share >= 0.001)
 
 
@@ -341,7 +351,7 @@ def _other_ranks(report: Report) -> list[str]:
     differ.sort(key=lambda each: -each[1].ratio)
     lines = [f"rank {rank}: {other.sentence}" for rank, other in differ[:_OTHERS_SHOWN]]
     if more := len(differ) - len(lines):
-        lines.append(f"{more} more rank{'s' * (more > 1)} with another verdict")
+        lines.append(f"{counted(more, 'more rank')} with another verdict")
     return lines
 
 

@@ -82,9 +82,8 @@ class Job:
 
     def senders_of(self, run: Run) -> dict[str, Sender]:
         """Return the processes of a run's last attempts, as far as the run does not have them itself."""
-        of_run = [(each.begin_s, key) for (name, rank, key), each in self.attempts.items() if (name, rank) == run.key]
-        keys = [key for _, key in sorted(of_run)[-SENDERS_KEPT:] if key not in run.senders]
-        return {key: self.attempts[*run.key, key].sender for key in keys}
+        of_run = [(each.begin_s, key, each.sender) for (*at, key), each in self.attempts.items() if (*at,) == run.key]
+        return {key: sender for _, key, sender in sorted(of_run)[-SENDERS_KEPT:] if key not in run.senders}
 
     def one_after_another(self) -> list[Attempt]:
         """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's. Forget too old ones."""

@@ -435,7 +435,16 @@ def test_a_run_of_the_job_has_the_finding_too() -> None:
     run = node.runs["run-a", 0]
     window = Window(duration_s=60, job=run.job)
     assert [found.cause for found in diagnose(window)] == ["checkpoint_interval"]
-    assert "predicted throughput" in job_text(node.only())
+    text = job_text(node.only())
+    assert "× the throughput)" in text and max(map(len, text.splitlines())) <= 100
+    assert "  do      save every 28.6 s instead of every 3m 38s (" in text
+
+
+def test_the_text_of_a_single_attempt_has_no_state_that_rounds_to_nothing() -> None:
+    node = Node()
+    node.take(attempt(node, 100, 30, first_step=0).spend("other", MS), first_step=0)
+    text = job_text(node.only())
+    assert "5.0 s, 1 attempt, 0 interrupted" in text and "  where   startup 40%  input_wait 36%  compute 24%\n" in text
 
 
 def lives(node: Node, alive_s: float, begin_s: float, until_s: float, *, first_step: int = 0, **names: Any) -> FakeHook:
