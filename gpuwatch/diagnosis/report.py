@@ -34,7 +34,7 @@ class Report:
     states: Mapping[str, float]
     """Seconds by state; their sum is `duration_s`."""
     phases: Mapping[str, float]
-    """The part of `other` in declared phases, in seconds by their names; those after the first eight names are "rest"."""
+    """The part of `other` in declared phases, in seconds by their names; those after eight names are "rest"."""
     provisional: Mapping[str, float]
     """The part of `states` that is not final yet: an open step or pause."""
     steps: int
@@ -278,10 +278,11 @@ def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[floa
     whole = sum(declared.values())
     if whole < least:
         return []
-    name, share = next(iter(declared.items()))
+    name, share = next(((name, share) for name, share in declared.items() if name != st.REST), (st.REST, 0.0))
     if share >= least:
         return [(share, st.OTHER, f"{name} takes {percent(share)} of the time")]
-    return [(whole, st.OTHER, f"declared phases take {percent(whole)} of the time, {name} the most")]
+    most = f"{name} the most" if share >= declared.get(st.REST, 0.0) else "each a small part"
+    return [(whole, st.OTHER, f"declared phases take {percent(whole)} of the time, {most}")]
 
 
 def _by_host_clock(window: Window) -> str:

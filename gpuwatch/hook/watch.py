@@ -24,6 +24,7 @@ from gpuwatch.hook.metering import BUDGET
 from gpuwatch.hook.session import Session, sigchld_held
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import TOKENS, UNKNOWN_SAMPLES
+from gpuwatch.ledger.states import PHASE_STATES
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
@@ -163,9 +164,10 @@ class Watch:
         "eval", "checkpoint", "startup" and "compile" are states of their own. Any other name, such as "rollout", is a part of `other` and is
         reported by its name; except "train" and "training": training needs no phase, so these change nothing.
         """
-        if self._disabled or str(name).strip().lower() in _TRAINING:
+        name = str(name).strip()
+        if self._disabled or name.lower() in _TRAINING:
             return contextlib.nullcontext()
-        return PhaseContext(self.session, str(name)[:128].encode(errors="replace").decode() or "unnamed")
+        return PhaseContext(self.session, PHASE_STATES.get(name.lower(), sendable(name)) or "unnamed")
 
     def watch_communication(self, model: M) -> M:
         """Return the model, its waits for other ranks booked as `comm_wait` from now on: of DDP, and of FSDP on a device.

@@ -33,6 +33,7 @@ class Timeline:
         # Entries from the oldest piece on that the device has not finished: they are booked once its times are known.
         self._held: deque[tuple[Any, ...]] = deque()
         self._resting = False
+        self._other_phases_ns: dict[str, int] = {}
         self._saved_at = -1  # number of steps at the last save
         self._left = False  # the training loop has ended or was left, and no step has followed
         self._on_device = DeviceBooking(self.ledger)
@@ -196,7 +197,7 @@ class Timeline:
             state or self._between_state if name is None else states.phase_state(name), until_ns
         )
         if booked_ns and name is not None and states.phase_state(name) == states.OTHER:
-            states.add_declared(self.counts.declared_ns, name, booked_ns)
+            states.add_declared(self.counts.declared_ns, name, booked_ns, self._other_phases_ns)
 
     def _enter(self, at_ns: int, name: str | None) -> None:
         self._book_between(at_ns)
