@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.progress import checkpoint_interval
 from gpuwatch.diagnosis.window import JobFacts, Window
 
@@ -20,6 +22,20 @@ def test_it_fires_with_the_interval_and_a_range_that_holds_the_gain() -> None:
     low, high = found.predicted_range or (0, 0)
     assert (low, found.predicted_speedup, high) == (1.06, 1.2, 1.5)
     assert [each.value for each in found.evidence] == [pytest.approx(1710), 4, 100, 750]
+
+
+def test_a_run_whose_job_crashes_is_not_called_healthy() -> None:
+    states = {"compute": 97.0, "input_wait": 3.0}
+
+    def sentence(job: JobFacts) -> str:
+        window = Window(100.0, states, job=replace(job, goodput_ratio=0.56))
+        return give_verdict(window, diagnose(window)).sentence
+
+    assert (
+        sentence(JOB)
+        == "97% of the time is compute, but after 4 interruptions 56% of the job's time computed new steps"
+    )
+    assert sentence(replace(JOB, interruptions=1)) == "healthy: 97% of the time is compute, the input keeps up"
 
 
 @pytest.mark.parametrize(
