@@ -23,11 +23,6 @@ def percent(ratio: float) -> str:
     return f"{ratio:.0%}" if ratio >= 0.0995 or ratio == 0 else f"{ratio:.1%}"
 
 
-def counted(number: int, what: str) -> str:
-    """Return e.g. "1 step", "2,400 steps"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def duration(seconds: float) -> str:
     """Return e.g. "85 µs", "61 ms", "2.4 s", "3m 12s", "2h 05m"."""
     if seconds < 1e-3:

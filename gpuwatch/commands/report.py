@@ -25,7 +25,7 @@ _JOB = "Print the ledger of a job over all its attempts on the node, instead of 
 _JOINED = "With --job: over all nodes, as this Prometheus has joined them, instead of asking an agent."
 _LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
 _LIMIT_OF_B = (
-    "End with 1 when B is proven slower than A by more than this share, e.g. slower=0.05, or breaks a report's limit."
+    "End with 1 when B is proven slower than A by more than this, e.g. slower=0.05, or breaks a report's limit."
 )
 
 
@@ -143,9 +143,7 @@ def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
         site = Prometheus(prometheus)
         whole = next((job for each in names if (job := joined(site, each, time.time())) is not None), None)
         if whole is None:
-            raise ConfigError(
-                f"--job {name}: {site.where} has not recorded it; are its rules those of `gpuwatch rules`?"
-            )
+            raise ConfigError(f"--job {name}: {site.where} has not recorded it; are its rules from `gpuwatch rules`?")
         return as_json(whole) if json else joined_text(whole)
     jobs = {job.job: job for job in Client(agent, "give --agent URL").jobs()}
     found = next((jobs[each] for each in names if each in jobs), None)

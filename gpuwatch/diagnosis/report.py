@@ -16,7 +16,7 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.input import between_passes, passes_where
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
-from gpuwatch.formatting import counted, duration, percent
+from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger import states as st
 from gpuwatch.wire import Flops
 
@@ -237,9 +237,8 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
         text = f"by the host clock the loop waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
         return Verdict("unknown", ratio, f"{text}, and for how much of that the device idled was not measured")
     if window.bounded_by_optimizer:
-        text = (
-            f"{percent(ratio)} of the time passed between an optimizer step and the next forward pass, outside of torch"
-        )
+        where = "between an optimizer step and the next forward pass, outside of torch"
+        text = f"{percent(ratio)} of the time passed {where}"
     name = "host" if window.bounded_by_optimizer else "input"
     return Verdict(name, ratio, text + excluded + _by_host_clock(window))
 
@@ -297,7 +296,7 @@ def _by_host_clock(window: Window) -> str:
 
 def render(report: Report, width: int = 100) -> str:
     """Return the verdict as a few lines of text: the sentence, where the time went, why, and what to do."""
-    head = f"gpuwatch · {report.name} · {_ranks(report)}{duration(report.duration_s)}, {counted(report.steps, 'step')}"
+    head = f"gpuwatch · {report.name} · {_ranks(report)}{duration(report.duration_s)}, {report.steps:,} step{'' if report.steps == 1 else 's'}"
     if report.step_s is not None:
         head += f" of {duration(report.step_s)}"
     whole = sum(report.states.values())
@@ -355,7 +354,7 @@ def _other_ranks(report: Report) -> list[str]:
     differ.sort(key=lambda each: -each[1].ratio)
     lines = [f"rank {rank}: {other.sentence}" for rank, other in differ[:_OTHERS_SHOWN]]
     if more := len(differ) - len(lines):
-        lines.append(f"{counted(more, 'more rank')} with another verdict")
+        lines.append(f"{more} more rank{'s' * (more > 1)} with another verdict")
     return lines
 
 

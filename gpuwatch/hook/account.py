@@ -337,9 +337,8 @@ class Accounts:
             doing = _GAP if recorder.gap_since_ns else recorder.doing()
             if doing in (DATA_WAIT, IN_STEP, BETWEEN, _GAP):
                 self.frames = self.frames or OwnFrames()
-                self.frames.sample(
-                    recorder.thread, doing, _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
-                )
+                part = _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
+                self.frames.sample(recorder.thread, doing, part)
 
     def loader_with_batch(self) -> Loader | None:
         """Return the loader's settings with the size of a batch."""

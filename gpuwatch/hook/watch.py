@@ -135,9 +135,8 @@ class Watch:
         if not self._disabled:
             if start is not None:
                 self.session.count_from(lambda: start)
-            self.session.guard(
-                lambda: self.session.torch_hooks.make_loader(lambda: watch_prepared_loaders(open_session))
-            )
+            hooks = self.session.torch_hooks
+            self.session.guard(lambda: hooks.make_loader(lambda: watch_prepared_loaders(open_session)))
         return WatchedLoader(self.session, loader, to, None if samples is None else _counted(samples), tokens)
 
     def step(self, samples: int | None = None, tokens: int | None = None) -> AbstractContextManager[None]:

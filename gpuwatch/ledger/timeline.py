@@ -193,10 +193,9 @@ class Timeline:
     def _book_between(self, until_ns: int, state: str | None = None) -> None:
         """Book the time up to then under the open phase, else under `state`, else as time between steps."""
         name = self.open_phase
-        booked_ns = self.ledger.book(
-            state or self._between_state if name is None else states.phase_state(name), until_ns
-        )
-        if booked_ns and name is not None and states.phase_state(name) == states.OTHER:
+        state = state or self._between_state if name is None else states.phase_state(name)
+        booked_ns = self.ledger.book(state, until_ns)
+        if booked_ns and name is not None and state == states.OTHER:
             states.add_declared(self.counts.declared_ns, name, booked_ns, self._other_phases_ns)
 
     def _enter(self, at_ns: int, name: str | None) -> None:

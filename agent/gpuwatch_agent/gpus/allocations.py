@@ -204,9 +204,8 @@ def completed(owner: Owner, allocations: Sequence[Owner]) -> Owner:
     The kubelet's word on a pod counts more than the process's own environment. On a GPU of several, that of the same pod or job counts.
     """
     if len(allocations) > 1:
-        allocations = [
-            a for a in allocations if (a.pod or a.job) and (a.pod, a.job) in ((owner.pod, ""), ("", owner.job))
-        ]
+        same = {(owner.pod, ""), ("", owner.job)} - {("", "")}
+        allocations = [each for each in allocations if (each.pod, each.job) in same]
     if len(allocations) != 1 or bool(allocations[0].pod) != bool(owner.pod_uid):
         return owner
     known = {name: value for name, value in msgspec.structs.asdict(allocations[0]).items() if value}

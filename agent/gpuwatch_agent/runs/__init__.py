@@ -57,9 +57,7 @@ class Run(msgspec.Struct, eq=False):
     last_step_s: float | None = None
     hello: wire.Hello | None = None
     senders: dict[str, Sender] = {}  # the last processes, in the order of their first message
-    earlier: dict[str, Sender] | None = (
-        None  # the last ones of its job before it, if this run was resumed after it was dropped
-    )
+    earlier: dict[str, Sender] | None = None  # its last processes before it was dropped; None: not looked for yet
     before: wire.Counters = msgspec.field(default_factory=wire.Counters)
     """Counters of processes that are no longer among the senders."""
     lost: int = 0  # step records that never arrived
@@ -324,8 +322,9 @@ class RunRegistry:
     def apply(self, message: wire.Message, now_ns: int, now_s: float, peer: Peer | None = None) -> bool:
         """Apply one message; return whether it had new step records. Raises: ProtocolError for one that is refused."""
         peer = peer or Peer()
-        if peer.is_remote and isinstance(message, wire.Hello):
-            message = _without_processes(message)
+        if peer.is_remote and isinstance(message, wire.Hello):  # nothing proves its processes: they own no GPU
+            loader = None if message.loader is None else replace(message.loader, worker_pids=())
+            message = replace(message, pid=0, pid_namespace=0, process_start_ticks=0, loader=loader)
         key = self._key(message, now_ns, peer.pid)
         if self._banned.get(key, 0.0) > now_s:
             raise ProtocolError(f"run {key[0]!r} was dropped after an error; it may come back in a minute", "dropped")
@@ -472,9 +471,3 @@ class RunRegistry:
 def _process(run: Run) -> int | str:
     """Return the process that sent last for a run, over TCP its address; 0: not known."""
     return run.address or (next(reversed(run.senders.values())).pid if run.senders else 0)
-
-
-def _without_processes(hello: wire.Hello) -> wire.Hello:
-    """Return a Hello without its processes, which nothing proves over TCP: they are not read, and own no GPU."""
-    loader = None if hello.loader is None else replace(hello.loader, worker_pids=())
-    return replace(hello, pid=0, pid_namespace=0, process_start_ticks=0, loader=loader)

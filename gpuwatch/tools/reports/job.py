@@ -10,7 +10,7 @@ from gpuwatch import api
 from gpuwatch.api.client import LONG_TIMEOUT_S, Prometheus
 from gpuwatch.diagnosis.rates import money
 from gpuwatch.diagnosis.report import explained, labelled, shares_text
-from gpuwatch.formatting import counted, duration, harmless, percent
+from gpuwatch.formatting import duration, harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import energy
 
@@ -84,9 +84,10 @@ def _ledger(states: Mapping[str, float], goodput_ratio: float | None) -> list[st
 
 def joined_text(job: Mapping[str, Any]) -> str:
     kinds = sorted(job["gpu_hours"].items(), key=lambda item: -item[1])
-    parts = duration(job["wall_s"]), *(counted(round(job[f"{each}s"]), each) for each in ("attempt", "node"))
+    known = ((each, job[f"{each}s"]) for each in ("attempt", "node") if f"{each}s" in job)
+    parts = [duration(job["wall_s"]), *(f"{number:.0f} {each}{'s' * (number != 1)}" for each, number in known)]
     lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", *_ledger(job["states"], job.get("goodput_ratio"))]
-    if "steps" in job:
+    if {"steps", "redone_elsewhere_steps"} <= job.keys():
         elsewhere = job["redone_elsewhere_steps"]
         lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
     if kinds:
@@ -104,7 +105,7 @@ def joined_text(job: Mapping[str, Any]) -> str:
 
 
 def job_text(job: api.Job) -> str:
-    wall, attempts = duration(sum(job.states.values())), counted(job.attempts, "attempt")
+    wall, attempts = duration(sum(job.states.values())), f"{job.attempts} attempt{'s' * (job.attempts != 1)}"
     redone = "an unknown number" if job.redone_steps is None else f"{job.redone_steps:,}"
     lost = f", {job.lost_steps:,} lost" if job.lost_steps else ""
     lines = [
