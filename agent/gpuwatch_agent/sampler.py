@@ -311,9 +311,6 @@ class Sampler:
             runs=views,
             jobs=self._jobs.views(),
             findings=found,
-            gpus=[
-                gpu_view(account, self._gpu_collector, self._node, self._table)
-                for account in self._gpus.accounts.values()
-            ],
+            gpus=[gpu_view(one, self._gpu_collector, self._node, self._table) for one in self._gpus.accounts.values()],
             collectors=self._collectors.outcomes,
         )

@@ -71,11 +71,8 @@ def render(thresholds: AlertThresholds | None = None, prices: Prices | None = No
 
 def groups(thresholds: AlertThresholds | None = None, prices: Prices | None = None) -> list[dict[str, Any]]:
     """Return the rule groups as plain data: the list under `groups` in a rules file or a PrometheusRule."""
-    return [
-        group
-        for name in TEMPLATES
-        for group in filled(template(name), thresholds or AlertThresholds(), prices or Prices())
-    ]
+    values = thresholds or AlertThresholds(), prices or Prices()
+    return [group for name in TEMPLATES for group in filled(template(name), *values)]
 
 
 def filled(template: Mapping[str, Any], thresholds: AlertThresholds, prices: Prices) -> Iterator[dict[str, Any]]:
@@ -166,11 +163,7 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     values["ledger_interval"] = duration(min(_LEDGER_INTERVAL_S, thresholds.ledger_window_s))
     values["baseline_interval"] = duration(min(_BASELINE_INTERVAL_S, thresholds.ledger_window_s))
     values["runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
-    phases = (
-        value
-        for name, value in asdict(thresholds).items()
-        if re.fullmatch("phase_(eval|checkpoint|startup|other)_s", name)
-    )
+    phases = (getattr(thresholds, f"phase_{name}_s") for name in ("eval", "checkpoint", "startup", "other"))
     values["longest_phase_s"] = f"{max(phases):g}"
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
     values["sweep_before"], values["sweep_memory"] = (duration(n * thresholds.sweep_window_s) for n in (2, 3))

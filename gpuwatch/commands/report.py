@@ -24,9 +24,7 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
 _JOB = "Print the ledger of a job over all its attempts on the node, instead of a run's: its id, also as slurm:4711."
 _JOINED = "With --job: over all nodes, as this Prometheus has joined them, instead of asking an agent."
 _LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
-_LIMIT_OF_B = (
-    "End with 1 when B is proven slower than A by more than this, e.g. slower=0.05, or breaks a report's limit."
-)
+_LIMIT_OF_B = "End with 1 if B proves slower than A by more than this, e.g. slower=0.05, or breaks a report's limit."
 
 
 def report(

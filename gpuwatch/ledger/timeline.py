@@ -201,9 +201,7 @@ class Timeline:
     def _enter(self, at_ns: int, name: str | None) -> None:
         self._book_between(at_ns)
         self._on_device.interrupted(states.COMPUTE)
-        if (
-            name == states.CHECKPOINT and self.counts.steps != self._saved_at
-        ):  # files without a step between are one save
+        if name == states.CHECKPOINT and self.counts.steps != self._saved_at:  # else one more file of that save
             self.counts.saves, self._saved_at = self.counts.saves + 1, self.counts.steps
         self._levels.append(Level(name, self._carry))
         self._carry = Carry()

@@ -238,13 +238,12 @@ def _text_field(text: str) -> bytes:
     return bytes((len(text),)) + text.encode()
 
 
+_FIELDS = b"".join(b"\0" + _text_field(name) + _text_field(value) for name, value in _HEADER_FIELDS.items())
 _REQUEST = (
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     + _frame(_SETTINGS, 0, 0, struct.pack(">HIHI", 2, 0, 4, _MOST_REPLY_BYTES))  # no push; each stream's window
     + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _MOST_REPLY_BYTES))
-    + _frame(
-        _HEADERS, _END_HEADERS, 1, b"".join(b"\0" + _text_field(k) + _text_field(v) for k, v in _HEADER_FIELDS.items())
-    )
+    + _frame(_HEADERS, _END_HEADERS, 1, _FIELDS)
     + _frame(_DATA, _END_STREAM, 1, struct.pack(">BI", 0, 0))  # an empty message
 )
 

@@ -362,9 +362,7 @@ class RunRegistry:
         run.kept_bytes = len(record or wire.encode(run.hello)) + self._SERIES_OF_A_RUN * len(run.run.encode())
         of_user = sum(each.kept_bytes for each in self.runs.values() if each.uid == run.uid)
         if of_user > self._MOST_BYTES:
-            raise ValueError(
-                f"the runs of uid {run.uid} take {of_user} bytes; at most {self._MOST_BYTES} are kept of a user's"
-            )
+            raise ValueError(f"the runs of uid {run.uid} take {of_user} bytes, a user's at most {self._MOST_BYTES}")
 
     def drop(self, run: Run, step: str, error: Exception, now_s: float) -> None:
         """Drop a run because of an error. Its messages are refused for a minute."""
