@@ -141,7 +141,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     saves: int
     save_s: float
     restart_s: float  # with the time in which no attempt was alive
-    repeated_s: float  # steps that were redone or are lost
+    repeated_s: float | None  # steps that were redone or are lost; None: not known
     attempts: int = 1
     goodput_ratio: float | None = None
 

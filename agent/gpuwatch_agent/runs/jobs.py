@@ -228,7 +228,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         saves=sum(attempt.sent.saves for attempt in attempts),
         save_s=save_s,
         restart_s=states[DOWN] + states[RESTART],
-        repeated_s=states[REDONE] + states[LOST_WORK],
+        repeated_s=states[REDONE] + states[LOST_WORK] if is_known else None,
         attempts=job.forgotten + len(attempts),
         goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
     )

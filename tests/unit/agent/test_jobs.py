@@ -386,7 +386,9 @@ def test_a_hundred_restarts_close() -> None:
     assert time.perf_counter() - begin < 0.5
 
 
-def crashing(node: Node, crashes: int = 3, saves: int = 1, save_s: float = 1.0, trained_s: int = 300) -> api.Job:
+def crashing(
+    node: Node, crashes: int = 3, saves: int = 1, save_s: float = 1.0, trained_s: int = 300, steps_known: bool = True
+) -> api.Job:
     """Have a job crash again and again, each attempt after `trained_s` in steps with `saves` checkpoints."""
     for number in range(crashes + 1):
         hook = FakeHook((100 + 1000 * number) * S, sender=f"at-{number}").spend("startup", 20 * S)
@@ -394,7 +396,7 @@ def crashing(node: Node, crashes: int = 3, saves: int = 1, save_s: float = 1.0, 
         if saves:
             hook.spend("checkpoint", int(saves * save_s * S))
         hook.step(compute_ns=trained_s * S - 60 * MS)
-        node.take(hook, first_step=number)
+        node.take(hook, first_step=0 if steps_known else None)
     return node.only()
 
 
@@ -422,6 +424,12 @@ def test_the_interval_between_checkpoints_that_would_lose_least() -> None:
 )
 def test_no_interval_is_advised_where_it_is_not_known_or_right(job: dict[str, Any]) -> None:
     assert crashing(Node(), **job).findings == ()
+
+
+def test_where_the_global_step_is_unknown_no_steps_are_said_to_be_done_again() -> None:
+    (found,) = crashing(Node(), steps_known=False).findings
+    assert [each.what for each in found.evidence] == ["interval", "interruptions", "restart"]
+    assert "again" not in job_text(crashing(Node(), steps_known=False))
 
 
 def test_saves_that_are_too_frequent() -> None:

@@ -44,11 +44,19 @@ def test_a_run_whose_job_crashes_is_not_called_healthy() -> None:
         replace(JOB, interruptions=1),
         replace(JOB, interruptions=2, alive_s=10 * 86400, trained_s=10 * 86400, saves=480),  # every half hour is right
         replace(JOB, saves=50),
+        replace(JOB, repeated_s=60),
     ],
-    ids=["one interruption", "rare interruptions", "saved as it should be"],
+    ids=["one interruption", "rare interruptions", "saved as it should be", "it saved when it was told to end"],
 )
 def test_it_is_quiet(job: JobFacts) -> None:
     assert checkpoint_interval(Window(duration_s=60, job=job)) is None
+
+
+def test_no_more_is_gained_than_was_done_again() -> None:
+    found = checkpoint_interval(Window(duration_s=60, job=replace(JOB, repeated_s=0.1 * JOB.trained_s)))
+    assert found is not None and found.predicted_speedup == 1.11
+    unknown = checkpoint_interval(Window(duration_s=60, job=replace(JOB, repeated_s=None)))
+    assert unknown is not None and unknown.predicted_speedup == 1.2
 
 
 @pytest.mark.parametrize("job", [None, replace(JOB, saves=0), replace(JOB, save_s=0.0), replace(JOB, trained_s=0.0)])
