@@ -46,7 +46,7 @@ class Watch:
 
     - `run`: its display name (default: GPUWATCH_RUN, else the script's name). The unique id comes from GPUWATCH_RUN, the scheduler or
       torchelastic, else from host, pid and start time, and is `w.run`.
-    - `job`: the scheduler's job id (default: Slurm's, PBS's or LSF's).
+    - `job`: the id that all attempts of the training share (default: GPUWATCH_JOB, else Slurm's, PBS's, LSF's or torchrun's).
     - `tags`: names and values that describe the run; shown, never labels of metrics.
     - `endpoint`: where the agent listens (default: GPUWATCH_ENDPOINT, else the first agent's socket on this node).
     - `quiet`: print no verdict (default: GPUWATCH_QUIET=1).
@@ -59,7 +59,7 @@ class Watch:
     - `log`: "auto" logs the shares every 30 s, and the verdict with a report at the end, to the run of W&B, MLflow, TensorBoard, Trackio or Aim
       that is active; or give that run, a SummaryWriter, or a function of (values, step). Default: GPUWATCH_LOG=auto, else nothing.
     - `step`: global number of the first step, as read from the checkpoint that training resumes from: steps that an earlier attempt of the
-      job had done count as `redone` in the job's ledger.
+      job had done count as `redone` in the job's ledger. It counts as the steps here: batches, if gradients are accumulated over several.
     """
 
     def __init__(

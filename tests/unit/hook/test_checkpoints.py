@@ -188,3 +188,14 @@ def test_the_agent_learns_that_an_exception_ended_the_training(
         if error is not None:
             raise error
     assert watch.session.publisher.raised is raised
+
+
+@pytest.mark.parametrize(
+    "step", [40, torch.tensor(40), torch.tensor([40])[0].numpy()[()]], ids=["int", "torch", "numpy"]
+)
+def test_the_global_step_is_known_as_a_checkpoint_has_it(watch: Watch, clock: Clock, step: Any) -> None:
+    for _ in watch.steps([BATCH] * 2, start=step):
+        clock.sleep_ms(10)
+    for _ in watch.steps([BATCH], start=999):  # the first call counts
+        clock.sleep_ms(10)
+    assert watch.session.publisher.accounts.first_step == 40
