@@ -184,7 +184,7 @@ class Jobs:
 def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[api.Job, JobFacts]:
     states, restart, lost = (defaultdict[str, float](float) for _ in range(3))
     is_known = all(attempt.sender.next_number is not None or not attempt.sent.steps for attempt in attempts)
-    lost_steps = interruptions = 0
+    lost_steps, interrupted, came_back_s = 0, list[int](), dict[int, float]()
     reached: int | None = None
     for number, attempt in reversed([*enumerate(attempts)]):
         sender, sent, trained_ns = attempt.sender, attempt.sent, attempt.sender.trained_ns()
@@ -206,7 +206,8 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
             states[state] += ns / per_s - redone_s - lost_s
         resumed_at = None if following is None else following.sender.first_step
         is_cut = resumed_at is not None and resumed_at < (sender.next_number or 0)
-        interruptions += is_cut or (not attempt.ended_well and attempt.status != RUNNING)
+        if is_cut or (not attempt.ended_well and attempt.status != RUNNING):
+            interrupted.append(number)
         if number:
             gap_s = max(0.0, attempt.begin_s - attempts[number - 1].end_s)
             before_s = min(gap_s, max(0.0, attempt.begin_s - (sender.process_began_s or attempt.begin_s)))
@@ -217,17 +218,18 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
                 restart[part] += ns / per_s
             for state, ns in begun_ns.items():
                 states[state] -= ns / per_s
+            came_back_s[number - 1] = gap_s + (sum(sender.begun_ns.values()) + begun_ns[STARTUP]) / per_s
     states[RESTART], states[LOST_WORK] = sum(restart.values()), sum(lost.values())
     wall_s, last = sum(states.values()), attempts[-1]
     alive_s = sum(sum(attempt.sent.states_ns.values()) for attempt in attempts) / 1e9
     save_s = sum(attempt.sent.states_ns.get(CHECKPOINT, 0) for attempt in attempts) / 1e9
     facts = JobFacts(
-        interruptions=interruptions,
+        interruptions=len(interrupted),
         alive_s=alive_s,
         trained_s=sum(sum(attempt.sender.trained_ns().values()) for attempt in attempts) / 1e9 - save_s,
         saves=sum(attempt.sent.saves for attempt in attempts),
         save_s=save_s,
-        restart_s=states[DOWN] + states[RESTART],
+        restart_s=sum(came_back_s.get(number, 0.0) for number in interrupted),
         repeated_s=states[REDONE] + states[LOST_WORK] if is_known else None,
         attempts=job.forgotten + len(attempts),
         goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
@@ -240,7 +242,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         started_s=attempts[0].begin_s,
         last_message_s=last.end_s,
         attempts=facts.attempts,
-        interruptions=interruptions,
+        interruptions=len(interrupted),
         states={state: seconds for state, seconds in states.items() if seconds > 0},
         goodput_ratio=facts.goodput_ratio,
         steps=sum(attempt.sent.steps for attempt in attempts),
