@@ -56,7 +56,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_job_attempts_total", "counter", "count", "Attempts of a job on this node: its first process, and each one after an interruption; the next trial of a sweep is none.", ("job_id",)),
     # training runs
     Metric("gpuwatch_step_phase_seconds_total", "counter", "seconds", "Time of training steps on the host's timeline: data_wait, transfer, compute.", (*RUN, "phase"), "seen"),
-    Metric("gpuwatch_phase_seconds_total", "counter", "seconds", "Time in declared phases that are a part of the state other, by name; those after the first eight names are rest.", (*RUN, "phase"), "counted"),
+    Metric("gpuwatch_phase_seconds_total", "counter", "seconds", "Time in declared phases that are a part of the state other, by name; those after eight names are rest.", (*RUN, "phase"), "counted"),
     Metric("gpuwatch_hidden_input_wait_seconds_total", "counter", "seconds", "Data wait that cost nothing, hidden behind the device's queued work; absent without device events.", RUN),
     Metric("gpuwatch_device_steps_total", "counter", "count", "Training steps that timing events on the device measured; absent without any.", RUN, "history"),
     Metric("gpuwatch_unverified_steps_total", "counter", "count", "Training steps in which work on another device or stream was seen: their input wait is not certain; absent without any.", RUN, "history"),

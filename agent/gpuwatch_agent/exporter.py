@@ -98,9 +98,8 @@ def job_samples(jobs: Iterable[api.Job]) -> Iterator[Sample]:
         if job.redone_steps is not None and job.numbers is not None:
             first, after = job.numbers
             steps = {"next": after, "first": first, "missing": after - first - (job.steps - job.redone_steps)}
-            yield from (
-                Sample("gpuwatch_job_steps", n, (job.job, kind)) for kind, n in steps.items() if n or kind == "next"
-            )
+            known = ((kind, n) for kind, n in steps.items() if n or kind == "next")
+            yield from (Sample("gpuwatch_job_steps", n, (job.job, kind)) for kind, n in known)
 
 
 def shm_samples(run: Run, table: ProcessTable) -> Iterator[Sample]:
@@ -243,9 +242,8 @@ class Served:
                 whose = labels[:2] if BY_NAME[name].labels[:2] in (RUN, GPU) else ()
                 found.setdefault((_LEDGERS.get(name, name), *whose), {})[name, labels] = sample.value
         self._groups = {key: self._group(self._groups.get(key), values) for key, values in found.items()}
-        shown += (
-            Sample(name, value, labels) for g in self._groups.values() for (name, labels), value in g.served.items()
-        )
+        served = (each for group in self._groups.values() for each in group.served.items())
+        shown += (Sample(name, value, labels) for (name, labels), value in served)
         self._page = Page(shown)
         return self._page
 
@@ -281,9 +279,8 @@ class Page:
         key = (open_metrics, compressed)
         if key not in self._bodies:
             module: Any = openmetrics if open_metrics else exposition  # typed in one of the two only
-            self._bodies[key] = (
-                gzip.compress(self.body(open_metrics, False), 1) if compressed else module.generate_latest(self)
-            )
+            plain = self.body(open_metrics, False) if compressed else module.generate_latest(self)
+            self._bodies[key] = gzip.compress(plain, 1) if compressed else plain
         return self._bodies[key]
 
     def value(self, metric: str) -> float | None:

@@ -92,7 +92,7 @@ class Sampler:
         try:
             records = self._history.reader.records()
             self._runs.restore(records, now_ns, now_s)
-            self._jobs.update(records)
+            self._jobs.update(sorted(records, key=lambda run: run.started_s))
             if self._history.was_behind:
                 logger.warning(
                     "the last agent served more than it wrote: GPUs' counters begin at 0, runs come back when heard"
@@ -311,9 +311,6 @@ class Sampler:
             runs=views,
             jobs=self._jobs.views(),
             findings=found,
-            gpus=[
-                gpu_view(account, self._gpu_collector, self._node, self._table)
-                for account in self._gpus.accounts.values()
-            ],
+            gpus=[gpu_view(one, self._gpu_collector, self._node, self._table) for one in self._gpus.accounts.values()],
             collectors=self._collectors.outcomes,
         )

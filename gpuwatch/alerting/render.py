@@ -71,11 +71,8 @@ def render(thresholds: AlertThresholds | None = None, prices: Prices | None = No
 
 def groups(thresholds: AlertThresholds | None = None, prices: Prices | None = None) -> list[dict[str, Any]]:
     """Return the rule groups as plain data: the list under `groups` in a rules file or a PrometheusRule."""
-    return [
-        group
-        for name in TEMPLATES
-        for group in filled(template(name), thresholds or AlertThresholds(), prices or Prices())
-    ]
+    values = thresholds or AlertThresholds(), prices or Prices()
+    return [group for name in TEMPLATES for group in filled(template(name), *values)]
 
 
 def filled(template: Mapping[str, Any], thresholds: AlertThresholds, prices: Prices) -> Iterator[dict[str, Any]]:

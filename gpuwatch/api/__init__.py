@@ -97,7 +97,7 @@ class Run(msgspec.Struct, frozen=True):
     states: Mapping[str, float] = {}
     """Seconds by state over the whole run."""
     phases: Mapping[str, float] = {}
-    """The part of the state `other` in declared phases, in seconds by name; those after the first eight names are "rest"."""
+    """The part of the state `other` in declared phases, in seconds by name; those after eight names are "rest"."""
     energy_joules: Mapping[str, float] = {}
     """Energy by state of the GPUs that the rank alone held; empty: not measured."""
     attempts: int = 1

@@ -16,6 +16,7 @@ from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.job import job_text, joined, joined_text
 from gpuwatch.tools.reports.model import RunReport, from_json
+from gpuwatch.wire import MAX_NAME
 
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of asking an agent.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout.")]
@@ -23,9 +24,7 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
 _JOB = "Print the ledger of a job over all its attempts on the node, instead of a run's: its id, also as slurm:4711."
 _JOINED = "With --job: over all nodes, as this Prometheus has joined them, instead of asking an agent."
 _LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
-_LIMIT_OF_B = (
-    "End with 1 when B is proven slower than A by more than this share, e.g. slower=0.05, or breaks a report's limit."
-)
+_LIMIT_OF_B = "End with 1 if B proves slower than A by more than this, e.g. slower=0.05, or breaks a report's limit."
 
 
 def report(
@@ -50,7 +49,9 @@ def report(
     """
     gates = [parse_gate(text) for text in fail_on or ()]
     if job is not None:
-        typer.echo(_job(job, agent, prometheus, json))
+        if history is not None or markdown or gates:
+            raise ConfigError("--job prints text or --json: leave out --history, --markdown and --fail-on")
+        _write(_job(job, agent, prometheus, json), output)
         return
     found = _load_run(_open_source(agent, history), run, config)
     failed = broken(found, gates)
@@ -114,31 +115,33 @@ def _finish(
         from gpuwatch.tools.reports.page import as_html, as_markdown
 
         text = as_markdown(found, failed) if markdown else as_html(found, failed)
-    if str(output) == "-" or (output is None and (markdown or json)):
-        typer.echo(text, nl=not text.endswith("\n"))
-    else:
-        path = output or Path(f"gpuwatch-{file_name(name)}.html")
-        try:
-            path.write_text(text)
-        except OSError as error:
-            raise ConfigError(f"--output {path}: {error.strerror}; choose a file that you may write to") from error
-        typer.echo(str(path))
+    _write(text, output or (None if markdown or json else Path(f"gpuwatch-{file_name(name)}.html")))
     for each in failed:
         typer.secho(harmless(f"gpuwatch: {name}: {each}"), fg="red", err=True)
     if failed:
         raise typer.Exit(1)
 
 
+def _write(text: str, path: Path | None) -> None:
+    """Write the text to a file, whose name is printed, or to stdout: None, or "-". Raises: ConfigError."""
+    if path is None or str(path) == "-":
+        typer.echo(text, nl=not text.endswith("\n"))
+        return
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"--output {path}: {error.strerror}; choose a file that you may write to") from error
+    typer.echo(str(path))
+
+
 def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
     """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711. Raises: ConfigError."""
-    names = (name, name.removeprefix("slurm:"))
+    names = [each[:MAX_NAME] for each in (name, name.removeprefix("slurm:"))]  # as messages have them
     if prometheus is not None:
         site = Prometheus(prometheus)
         whole = next((job for each in names if (job := joined(site, each, time.time())) is not None), None)
         if whole is None:
-            raise ConfigError(
-                f"--job {name}: {site.where} has not recorded it; are its rules those of `gpuwatch rules`?"
-            )
+            raise ConfigError(f"--job {name}: {site.where} has not recorded it; are its rules from `gpuwatch rules`?")
         return as_json(whole) if json else joined_text(whole)
     jobs = {job.job: job for job in Client(agent, "give --agent URL").caught_up().jobs()}
     found = next((jobs[each] for each in names if each in jobs), None)

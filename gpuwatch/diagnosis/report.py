@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -34,7 +34,7 @@ class Report:
     states: Mapping[str, float]
     """Seconds by state; their sum is `duration_s`."""
     phases: Mapping[str, float]
-    """The part of `other` in declared phases, in seconds by their names; those after the first eight names are "rest"."""
+    """The part of `other` in declared phases, in seconds by their names; those after eight names are "rest"."""
     provisional: Mapping[str, float]
     """The part of `states` that is not final yet: an open step or pause."""
     steps: int
@@ -237,9 +237,8 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
         text = f"by the host clock the loop waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
         return Verdict("unknown", ratio, f"{text}, and for how much of that the device idled was not measured")
     if window.bounded_by_optimizer:
-        text = (
-            f"{percent(ratio)} of the time passed between an optimizer step and the next forward pass, outside of torch"
-        )
+        where = "between an optimizer step and the next forward pass, outside of torch"
+        text = f"{percent(ratio)} of the time passed {where}"
     name = "host" if window.bounded_by_optimizer else "input"
     return Verdict(name, ratio, text + excluded + _by_host_clock(window))
 
@@ -262,6 +261,9 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
         what = "passes outside of torch" if window.bounded_by_optimizer else "waits for data"
         text = f"mostly compute; {percent(waited)} of the time {what}: {1 / (1 - waited):.1f}× at most without it"
         text += _by_host_clock(window)
+    if window.job is not None and window.job.goodput_ratio is not None and "checkpoint_interval" in found:
+        new = f"{percent(window.job.goodput_ratio)} of the job's time computed new steps"
+        text = f"{percent(share)} of the time is compute, but after {window.job.interruptions} interruptions {new}"
     return Verdict("compute", share, text)
 
 
@@ -278,10 +280,11 @@ def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[floa
     whole = sum(declared.values())
     if whole < least:
         return []
-    name, share = next(iter(declared.items()))
+    name, share = next(((name, share) for name, share in declared.items() if name != st.REST), (st.REST, 0.0))
     if share >= least:
         return [(share, st.OTHER, f"{name} takes {percent(share)} of the time")]
-    return [(whole, st.OTHER, f"declared phases take {percent(whole)} of the time, {name} the most")]
+    most = f"{name} the most" if share >= declared.get(st.REST, 0.0) else "each a small part"
+    return [(whole, st.OTHER, f"declared phases take {percent(whole)} of the time, {most}")]
 
 
 def _by_host_clock(window: Window) -> str:
@@ -299,26 +302,36 @@ def render(report: Report, width: int = 100) -> str:
     whole = sum(report.states.values())
     phases = {name: spent / whole for name, spent in report.phases.items()} if whole else {}
     phases = dict(sorted(phases.items(), key=lambda each: (-each[1], each[0])))
-    notes, declared = _notes(report), _shares(phases)
+    notes, declared = _notes(report), shares_text(phases)
     lines = [head, f"  {report.verdict.sentence}"]
-    lines.append(f"  {'where':<6}{_shares(report.shares)}" + (f"  ({'; '.join(notes)})" if notes else ""))
+    lines.append(f"  {'where':<6}{shares_text(report.shares)}" + (f"  ({'; '.join(notes)})" if notes else ""))
     lines += [f"  {'' if number else 'ranks':<6}{line}" for number, line in enumerate(_other_ranks(report))]
     lines += [f"  {'':<6}{declared} (declared phases, in other)"] if declared else []
     lines += [f"  {'rate':<6}{rates}"] if (rates := _rates(report.throughput)) else []
     lines += [f"  {'cost':<6}{_cost(report.cost)}"] if report.cost is not None else []
-    for finding in [each for each in report.findings if each.root is None][:3]:
-        gain = f" ({finding.gain} the throughput)" if finding.gain else ""
-        why = "; ".join(evidence.text for evidence in finding.evidence)
-        for label, text in (("why", f"{finding.title}: {why}"), ("do", finding.advice + gain)):
-            begin, indent = f"  {label:<6}", " " * 8
-            lines += textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=indent, **_WHOLE_WORDS)
-    return "\n".join(lines)
+    roots = [each for each in report.findings if each.root is None][:3]
+    return "\n".join([*lines, *(line for each in roots for line in explained(each, width))])
+
+
+def explained(finding: Finding, width: int = 100, indent: int = 8) -> Iterator[str]:
+    """Yield why, and what to do, as lines of text."""
+    gain = f" ({finding.gain} the throughput)" if finding.gain else ""
+    why = "; ".join(evidence.text for evidence in finding.evidence)
+    for label, text in (("why", f"{finding.title}: {why}"), ("do", finding.advice + gain)):
+        yield from labelled(label, text, width, indent)
+
+
+def labelled(label: str, text: str, width: int = 100, indent: int = 8) -> list[str]:
+    """Return text with a label before it, wrapped."""
+    begin = f"  {label:<{indent - 2}}"
+    return textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=" " * indent, **_WHOLE_WORDS)
 
 
 _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
-def _shares(by_name: Mapping[str, float]) -> str:
+def shares_text(by_name: Mapping[str, float]) -> str:
+    """Return e.g. "compute 62%  other 5.0%", without what rounds to nothing."""
     return "  ".join(f"{name} {percent(share)}" for name, share in by_name.items() if share >= 0.001)
 
 

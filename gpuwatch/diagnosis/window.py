@@ -141,8 +141,8 @@ class JobFacts(msgspec.Struct, frozen=True):
     trained_s: float  # the part of it after each attempt's begin, without checkpoints
     saves: int
     save_s: float
-    restart_s: float  # with the time in which no attempt was alive
-    repeated_s: float  # steps that were redone or are lost
+    restart_s: float  # to come back after an interruption, with the time in which no attempt was alive
+    repeated_s: float | None  # steps that were redone or are lost; None: not known
     attempts: int = 1
     goodput_ratio: float | None = None
 

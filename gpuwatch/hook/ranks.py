@@ -45,11 +45,8 @@ class RankExchange:
 
     def start_if_distributed(self) -> None:
         """Start the exchange once torch.distributed has several ranks. Called by the background thread in each tick."""
-        if (
-            self._thread is None
-            and 1 < self._membership.identity.world_size <= _MOST_RANKS
-            and torch_world() is not None
-        ):
+        world_size = self._membership.identity.world_size
+        if self._thread is None and 1 < world_size <= _MOST_RANKS and torch_world() is not None:
             self._thread = threading.Thread(target=self._run, name="gpuwatch-ranks", daemon=True)
             self._thread.start()
 

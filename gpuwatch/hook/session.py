@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import index
 from threading import current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +145,8 @@ class Session:
         """The next step is the training's global step `step()`: a resumed job counts on. The first call counts."""
 
         def count() -> None:
-            accounts, number = self.publisher.accounts, step()
-            if accounts.first_step is None and isinstance(number, int):
+            accounts, number = self.publisher.accounts, index(step())  # a number of numpy's or torch's too
+            if accounts.first_step is None:
                 with accounts.held():
                     accounts.apply(self.recorder.clock())
                     accounts.first_step = max(-(2**53), min(number, 2**53)) - accounts.timeline.counts.steps

@@ -107,9 +107,7 @@ def columns(steps: list[StepRecord]) -> dict[str, bytes]:
             rows[name] = [getattr(step.exposed, name.removeprefix("device_"), None) for step in steps]
     if not any(step.comm_wait_ns is not None for step in steps):
         del rows["comm_wait_ns"]
-    return {
-        name: wire.pack([wire.MISSING if value is None else value for value in column]) for name, column in rows.items()
-    }
+    return {name: wire.pack([wire.MISSING if n is None else n for n in column]) for name, column in rows.items()}
 
 
 MOST_MESSAGES = 120

@@ -24,6 +24,7 @@ from gpuwatch.hook.metering import BUDGET
 from gpuwatch.hook.session import Session, sigchld_held
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import TOKENS, UNKNOWN_SAMPLES
+from gpuwatch.ledger.states import PHASE_STATES
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
@@ -45,7 +46,7 @@ class Watch:
 
     - `run`: its display name (default: GPUWATCH_RUN, else the script's name). The unique id comes from GPUWATCH_RUN, the scheduler or
       torchelastic, else from host, pid and start time, and is `w.run`.
-    - `job`: the scheduler's job id (default: Slurm's, PBS's or LSF's).
+    - `job`: the id that all attempts of the training share (default: GPUWATCH_JOB, else Slurm's, PBS's, LSF's or torchrun's).
     - `tags`: names and values that describe the run; shown, never labels of metrics.
     - `endpoint`: where the agent listens (default: GPUWATCH_ENDPOINT, else the first agent's socket on this node).
     - `quiet`: print no verdict (default: GPUWATCH_QUIET=1).
@@ -58,7 +59,7 @@ class Watch:
     - `log`: "auto" logs the shares every 30 s, and the verdict with a report at the end, to the run of W&B, MLflow, TensorBoard, Trackio or Aim
       that is active; or give that run, a SummaryWriter, or a function of (values, step). Default: GPUWATCH_LOG=auto, else nothing.
     - `step`: global number of the first step, as read from the checkpoint that training resumes from: steps that an earlier attempt of the
-      job had done count as `redone` in the job's ledger.
+      job had done count as `redone` in the job's ledger. It counts as the steps here: batches, if gradients are accumulated over several.
     """
 
     def __init__(
@@ -134,9 +135,8 @@ class Watch:
         if not self._disabled:
             if start is not None:
                 self.session.count_from(lambda: start)
-            self.session.guard(
-                lambda: self.session.torch_hooks.make_loader(lambda: watch_prepared_loaders(open_session))
-            )
+            hooks = self.session.torch_hooks
+            self.session.guard(lambda: hooks.make_loader(lambda: watch_prepared_loaders(open_session)))
         return WatchedLoader(self.session, loader, to, None if samples is None else _counted(samples), tokens)
 
     def step(self, samples: int | None = None, tokens: int | None = None) -> AbstractContextManager[None]:
@@ -163,9 +163,10 @@ class Watch:
         "eval", "checkpoint", "startup" and "compile" are states of their own. Any other name, such as "rollout", is a part of `other` and is
         reported by its name; except "train" and "training": training needs no phase, so these change nothing.
         """
-        if self._disabled or str(name).strip().lower() in _TRAINING:
+        name = " ".join(str(name).split())
+        if self._disabled or name.lower() in _TRAINING:
             return contextlib.nullcontext()
-        return PhaseContext(self.session, str(name)[:128].encode(errors="replace").decode() or "unnamed")
+        return PhaseContext(self.session, PHASE_STATES.get(name.lower(), sendable(name)) or "unnamed")
 
     def watch_communication(self, model: M) -> M:
         """Return the model, its waits for other ranks booked as `comm_wait` from now on: of DDP, and of FSDP on a device.

@@ -17,11 +17,7 @@ from gpuwatch.integrations.training import is_watched_already
 from gpuwatch.ledger.states import CHECKPOINT
 
 # Modules whose iteration over a loader is a part of one that is watched already.
-_ITERATE_FOR_OTHERS = {
-    "gpuwatch.hook.loop",
-    "accelerate.data_loader",
-    "torchdata.stateful_dataloader.stateful_dataloader",
-}
+_FOR_OTHERS = "gpuwatch.hook.loop", "accelerate.data_loader", "torchdata.stateful_dataloader.stateful_dataloader"
 
 
 def watch_loaders(module: ModuleType) -> None:
@@ -116,7 +112,7 @@ def _watch_iteration(loader_class: Any) -> None:
     @functools.wraps(original)
     def __iter__(self: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__")
-        if caller in _ITERATE_FOR_OTHERS or is_watched_already() or not _trains_here():
+        if caller in _FOR_OTHERS or is_watched_already() or not _trains_here():
             return original(self)
         try:
             watched = watch(_Original(self, iterate=original))

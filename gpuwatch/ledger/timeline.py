@@ -34,6 +34,8 @@ class Timeline:
         # Entries from the oldest piece on that the device has not finished: they are booked once its times are known.
         self._held: deque[tuple[Any, ...]] = deque()
         self._resting = False
+        self._other_phases_ns: dict[str, int] = {}
+        self._saved_at = -1  # number of steps at the last save
         self._left = False  # the training loop has ended or was left, and no step has followed
         self._on_device = DeviceBooking(self.ledger)
 
@@ -197,16 +199,16 @@ class Timeline:
     def _book_between(self, until_ns: int, state: str | None = None) -> None:
         """Book the time up to then under the open phase, else under `state`, else as time between steps."""
         name = self.open_phase
-        booked_ns = self.ledger.book(
-            state or self._between_state if name is None else states.phase_state(name), until_ns
-        )
-        if booked_ns and name is not None and states.phase_state(name) == states.OTHER:
-            states.add_declared(self.counts.declared_ns, name, booked_ns)
+        state = state or self._between_state if name is None else states.phase_state(name)
+        booked_ns = self.ledger.book(state, until_ns)
+        if booked_ns and name is not None and state == states.OTHER:
+            states.add_declared(self.counts.declared_ns, name, booked_ns, self._other_phases_ns)
 
     def _enter(self, at_ns: int, name: str | None) -> None:
         self._book_between(at_ns)
         self._on_device.interrupted(states.COMPUTE)
-        self.counts.saves += name == states.CHECKPOINT != self.open_phase
+        if name == states.CHECKPOINT and self.counts.steps != self._saved_at:  # else one more file of that save
+            self.counts.saves, self._saved_at = self.counts.saves + 1, self.counts.steps
         self._levels.append(Level(name, self._carry))
         self._carry = Carry()
         self.last_progress_ns = at_ns

@@ -92,7 +92,7 @@ class Counters(msgspec.Struct):
     worker_fetches: Count = 0  # batches requested from a loader with workers
     ready_batches: Count = 0  # batches that were ready at these requests, summed
     empty_fetches: Count = 0  # those of `worker_fetches` at which no batch was ready
-    saves: Count = 0  # checkpoints that were written: how often the state `checkpoint` was entered
+    saves: Count = 0  # checkpoints that were written; files without a step between them are one
 
 
 class Totals(Counters, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's structs may

@@ -102,7 +102,11 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
         report = [sys.executable, "-m", "gpuwatch", "report", "--agent", node.url, "--job"]
         text = subprocess.run([*report, "llm-7"], check=True, capture_output=True, text=True).stdout
         unknown = subprocess.run([*report, "other"], capture_output=True, text=True)
+        wrote = subprocess.run([*report, "llm-7", "-o", str(tmp_path / "job.txt")], check=True, capture_output=True)
+        gated = subprocess.run([*report, "llm-7", "--fail-on", "input_wait=0.01"], capture_output=True, text=True)
 
+    assert wrote.stdout.decode() == f"{tmp_path}/job.txt\n" and (tmp_path / "job.txt").read_text() == text.rstrip("\n")
+    assert gated.returncode == 2 and "leave out" in gated.stderr and not gated.stdout  # a limit that nothing checks
     assert (job["job"], job["attempts"], job["interruptions"]) == ("llm-7", 2, 1)
     assert (job["steps"], job["redone_steps"]) == (110, 20)
     assert "steps   110, of which 20 redone" in text
@@ -265,7 +269,7 @@ def test_the_line_for_slurm_s_epilog_prints_the_job_and_never_fails_nor_hangs(tm
         subprocess.run([sys.executable, "-c", PROGRAM, "0", "20"], env=environment, check=True, stdout=subprocess.PIPE)
         wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
         card = run(node.url)
-    assert re.match(r"gpuwatch · job 4711 · \d.*, 1 attempts, 0 interrupted\n  goodput \d+%", card)
+    assert re.match(r"gpuwatch · job 4711 · \d.*, 1 attempt, 0 interrupted\n  goodput \d+%", card)
     assert run(node.url) == card  # the agent is gone
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert run(f"http://127.0.0.1:{silent.getsockname()[1]}") == card

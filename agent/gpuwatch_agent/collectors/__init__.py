@@ -35,11 +35,7 @@ class Collector(Protocol):
 
 def build(roots: Roots, settings: AgentSettings = DEFAULTS) -> list[Collector]:
     """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
-    return [
-        node.CpuCollector(roots),
-        *(node.OfNode(read, roots) for read in node.READS),
-        _gpus(roots, settings),
-    ]
+    return [node.CpuCollector(roots), *(node.OfNode(read, roots) for read in node.READS), _gpus(roots, settings)]
 
 
 def _gpus(roots: Roots, settings: AgentSettings) -> DriverCollector:

@@ -71,9 +71,8 @@ class Gpu:
         about: list[Value] = [("gpuwatch_gpu_info", 1, (model, device.pci_bus_id, self.driver))]
         if device.size_ratio < 1 or self.parent is not None:
             about.append(("gpuwatch_gpu_mig_ratio", device.size_ratio, device.instance))
-        return [
-            Sample(metric, value, (str(device.index), device.uuid, *more)) for metric, value, more in (*about, *values)
-        ]
+        key = str(device.index), device.uuid
+        return [Sample(metric, value, (*key, *more)) for metric, value, more in (*about, *values)]
 
 
 class WarnOnce:

@@ -72,12 +72,8 @@ PRIORITY = (
 
 def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -> Iterator[tuple[str | None, int]]:
     """Yield (state, until) from begin to end without a gap; None where no run has a state. Each timeline is in order, without overlaps."""
-    edges = {
-        begin_ns,
-        until_ns,
-        *(edge for timeline in timelines for begin, end, _ in timeline for edge in (begin, end)),
-    }
-    moments = sorted(edge for edge in edges if begin_ns <= edge <= until_ns)
+    edges = {edge for timeline in timelines for begin, end, _ in timeline for edge in (begin, end)}
+    moments = sorted(edge for edge in edges | {begin_ns, until_ns} if begin_ns <= edge <= until_ns)
     at = [0] * len(timelines)
     pending: tuple[str | None, int] | None = None
     for moment, following in itertools.pairwise(moments):
@@ -339,9 +335,8 @@ class GpuAccount:
         if busy:  # by a process that the list is too old to name, or that the agent may not see, too
             return st.BUSY_UNATTRIBUTED
         if reading.pids is not None and not reading.pids:
-            return (
-                st.UNALLOCATED if reading.allocated is None else st.ALLOCATED_UNUSED if reading.allocated else st.FREE
-            )
+            given = reading.allocated
+            return st.UNALLOCATED if given is None else st.ALLOCATED_UNUSED if given else st.FREE
         return st.HELD_IDLE if reading.pids and reading.utilization_ratio is not None else st.UNKNOWN
 
     def record(self, boot_id: str) -> GpuRecord:

@@ -71,6 +71,9 @@ def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list
     except (FileNotFoundError, NotADirectoryError):
         raise NoData(f"{folder} does not exist here") from None
     found = []
+    if len(paths) > _MOST_FILES:
+        warn(f"{folder} has {len(paths)} files, of which {_MOST_FILES} are read: no GPU counts as free")
+        found.append(NOT_KNOWN)
     for path in paths[:_MOST_FILES]:
         try:
             with path.open("rb") as file:
@@ -100,13 +103,15 @@ def read_kubelet(path: Path, timeout_s: float = _DEADLINE_S - 1) -> list[Allocat
 
 
 def _expand(name: str) -> list[str]:
-    """Return "0,3-5" as ["0", "3", "4", "5"], and "MIG-a,MIG-b" as these two."""
-    if name[:1].isdigit() and set(name) <= set("0123456789,-"):
-        spans = [part.partition("-") for part in name.split(",") if part.partition("-")[0]]
-        return [
-            str(number) for first, _, last in spans for number in range(int(first), min(int(last or first), 1023) + 1)
-        ]
-    return name.split(",")
+    """Return "0,3-5" as ["0", "3", "4", "5"], and "MIG-a, MIG-b" as these two. Raises: ValueError."""
+    spans: list[Sequence[object]] = []
+    for part in filter(None, map(str.strip, name.split(","))):
+        first, _, last = part.partition("-")
+        is_number = set(part) <= set("0123456789-")
+        spans.append(range(int(first), min(int(last or first), 1023) + 1) if is_number else (part,))
+    if not spans or not all(spans):
+        raise ValueError(f"{name!r} names no GPU")
+    return [str(each) for span in spans for each in span]
 
 
 def _printable(text: str) -> str:
@@ -132,12 +137,12 @@ def by_gpu(allocations: Iterable[Allocation], devices: Sequence[GpuDevice]) -> A
 
 def _named(name: str, by_index: bool, devices: Sequence[GpuDevice]) -> list[str]:
     """Return the UUIDs of a scheduler's id: a UUID, a PCI address or a number ("0:1" of an instance); of a time slice ("UUID::2") its GPU's."""
-    name = name.partition("::")[0]
+    name = name.partition("::")[0].lower()
     found, instances = list[str](), "-"
     for device in devices:
         number = device.index if by_index or device.minor is None else device.minor
-        pci = device.pci_bus_id.lower()
-        is_named = name in (device.uuid, str(number)) or (pci and name.lower() in (pci, pci[4:]))
+        pci, uuid = device.pci_bus_id.lower(), device.uuid.lower()
+        is_named = name and name in (uuid, uuid.partition("-")[2], str(number), pci, pci[4:])
         if (is_named and not found) or str(device.index).startswith(instances):
             instances = instances if found else f"{device.index}:"
             found.append(device.uuid)
@@ -173,7 +178,12 @@ class AllocationWatch:
                 self._warn(f"which job has which GPU is not known: {error}")
         if self._taken is None or now_s - self._taken[0] > _GOOD_FOR_S:
             return {}
-        return by_gpu(self._taken[1], devices)
+        found = by_gpu(self._taken[1], devices)
+        names = {name for each in self._taken[1] if each != NOT_KNOWN for name in each.gpus}
+        for name in sorted(names) if len(found) < len(devices) else ():
+            if not any(_named(name, by_index, devices) for by_index in (True, False)):
+                self._warn(f"{name!r} is allocated, and no GPU here has that id: none counts as free")
+        return found
 
     def _ask(self) -> list[Allocation]:
         """Return what the sources that exist say. Raises: NoData where none does; what one that fails raises."""
@@ -194,9 +204,8 @@ def completed(owner: Owner, allocations: Sequence[Owner]) -> Owner:
     The kubelet's word on a pod counts more than the process's own environment. On a GPU of several, that of the same pod or job counts.
     """
     if len(allocations) > 1:
-        allocations = [
-            a for a in allocations if (a.pod or a.job) and (a.pod, a.job) in ((owner.pod, ""), ("", owner.job))
-        ]
+        same = {(owner.pod, ""), ("", owner.job)} - {("", "")}
+        allocations = [each for each in allocations if (each.pod, each.job) in same]
     if len(allocations) != 1 or bool(allocations[0].pod) != bool(owner.pod_uid):
         return owner
     known = {name: value for name, value in msgspec.structs.asdict(allocations[0]).items() if value}
@@ -229,13 +238,12 @@ def _text_field(text: str) -> bytes:
     return bytes((len(text),)) + text.encode()
 
 
+_FIELDS = b"".join(b"\0" + _text_field(name) + _text_field(value) for name, value in _HEADER_FIELDS.items())
 _REQUEST = (
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     + _frame(_SETTINGS, 0, 0, struct.pack(">HIHI", 2, 0, 4, _MOST_REPLY_BYTES))  # no push; each stream's window
     + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _MOST_REPLY_BYTES))
-    + _frame(
-        _HEADERS, _END_HEADERS, 1, b"".join(b"\0" + _text_field(k) + _text_field(v) for k, v in _HEADER_FIELDS.items())
-    )
+    + _frame(_HEADERS, _END_HEADERS, 1, _FIELDS)
     + _frame(_DATA, _END_STREAM, 1, struct.pack(">BI", 0, 0))  # an empty message
 )
 

@@ -76,9 +76,8 @@ def without_hook(readings: Sequence[GpuReading], runs_by_pid: Collection[int], t
     lists = [reading.pids for reading in readings if reading.pids is not None]
     if not lists:
         return None
-    return sum(
-        not any(each in runs_by_pid for each in table.with_parents(pid)) for pid in {p for pids in lists for p in pids}
-    )
+    pids = set[int]().union(*lists)
+    return sum(not any(each in runs_by_pid for each in table.with_parents(pid)) for pid in pids)
 
 
 def gpu_owner(account: GpuAccount, table: ProcessTable) -> Owner:
@@ -94,9 +93,7 @@ def owner_text(account: GpuAccount, table: ProcessTable) -> str:
         named = ("user", "job", "account", "namespace", "pod", "container")
         owners = [", ".join(f"{n} {v}" for n in named if (v := getattr(a, n))) for a in account.allocated[:3]]
         return f"allocated to {'; '.join(owners)}" if owners else ""
-    return "; ".join(
-        f"{table.owner(pid).user or '?'}, pid {pid} ({table.name(pid) or '?'})" for pid in account.pids[:3]
-    )
+    return "; ".join(f"{table.owner(p).user or '?'}, pid {p} ({table.name(p) or '?'})" for p in account.pids[:3])
 
 
 def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: DriverCollector | None) -> None:

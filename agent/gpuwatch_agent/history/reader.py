@@ -56,9 +56,8 @@ class HistoryReader:
 
     def records(self) -> list[Run]:
         """Return the last runs that are kept, for `Run.restore`."""
-        return [
-            run for (run,) in self._rows(f"SELECT record FROM run WHERE {LAST_RUNS}", (_MOST_RUN_BYTES,), read_record)
-        ]
+        query = f"SELECT record FROM run WHERE {LAST_RUNS}"
+        return [run for (run,) in self._rows(query, (_MOST_RUN_BYTES,), read_record)]
 
     def runs(self, kept: bool = True) -> list[api.Run]:
         try:

@@ -56,13 +56,8 @@ def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -
         lines = [f"- {evidence.text}" for evidence in finding.evidence if evidence.text]
         body = [*lines, f"Cause: {finding.cause}", f"Do: {finding.advice}"]
         # Causes of one alert come and go: the key does not name them.
-        yield (
-            alert,
-            (run, rank, finding.gpu),
-            finding.since_s or 0.0,
-            f"{who}{finding.title} ({finding.ratio:.0%})",
-            body,
-        )
+        title = f"{who}{finding.title} ({finding.ratio:.0%})"
+        yield alert, (run, rank, finding.gpu), finding.since_s or 0.0, title, body
 
 
 def _lost_runs(runs: Sequence[api.Run]) -> Iterator[_Found]:

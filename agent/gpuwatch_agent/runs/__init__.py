@@ -29,7 +29,7 @@ SILENCE_NS = 10_000_000_000  # A hook sends twice a second; after so long withou
 GONE_NS = 2_000_000_000  # grace for the last message of a process that has ended
 ABANDONED_NS = 60_000_000_000  # A silent run whose process is not visible counts as gone after this time
 MINUTE_NS = 60_000_000_000
-_SENDERS_KEPT = 16
+SENDERS_KEPT = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LONGEST_TICK_NS = 1_200_000_000  # of one that comes later, the rest is the agent's own delay
 _EVALUATED_AFTER_S = 30.0
@@ -57,6 +57,7 @@ class Run(msgspec.Struct, eq=False):
     last_step_s: float | None = None
     hello: wire.Hello | None = None
     senders: dict[str, Sender] = {}  # the last processes, in the order of their first message
+    earlier: dict[str, Sender] | None = None  # its last processes before it was dropped; None: not looked for yet
     before: wire.Counters = msgspec.field(default_factory=wire.Counters)
     """Counters of processes that are no longer among the senders."""
     lost: int = 0  # step records that never arrived
@@ -233,7 +234,7 @@ class Run(msgspec.Struct, eq=False):
             return sender
         sender = self.senders[origin.sender] = Sender(offset_ns)
         self.steps = RecentColumns()
-        if len(self.senders) > _SENDERS_KEPT:
+        if len(self.senders) > SENDERS_KEPT:
             oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
             self.before = add_counters(self.before, self.senders.pop(oldest).sent)
         return sender
@@ -322,8 +323,9 @@ class RunRegistry:
     def apply(self, message: wire.Message, now_ns: int, now_s: float, peer: Peer | None = None) -> bool:
         """Apply one message; return whether it had new step records. Raises: ProtocolError for one that is refused."""
         peer = peer or Peer()
-        if peer.is_remote and isinstance(message, wire.Hello):
-            message = _without_processes(message)
+        if peer.is_remote and isinstance(message, wire.Hello):  # nothing proves its processes: they own no GPU
+            loader = None if message.loader is None else replace(message.loader, worker_pids=())
+            message = replace(message, pid=0, pid_namespace=0, process_start_ticks=0, loader=loader)
         key = self._key(message, now_ns, peer.pid)
         if self._banned.get(key, 0.0) > now_s:
             raise ProtocolError(f"run {key[0]!r} was dropped after an error; it may come back in a minute", "dropped")
@@ -361,9 +363,7 @@ class RunRegistry:
         run.kept_bytes = len(record or wire.encode(run.hello)) + self._SERIES_OF_A_RUN * len(run.run.encode())
         of_user = sum(each.kept_bytes for each in self.runs.values() if each.uid == run.uid)
         if of_user > self._MOST_BYTES:
-            raise ValueError(
-                f"the runs of uid {run.uid} take {of_user} bytes; at most {self._MOST_BYTES} are kept of a user's"
-            )
+            raise ValueError(f"the runs of uid {run.uid} take {of_user} bytes, a user's at most {self._MOST_BYTES}")
 
     def drop(self, run: Run, step: str, error: Exception, now_s: float) -> None:
         """Drop a run because of an error. Its messages are refused for a minute."""
@@ -470,9 +470,3 @@ class RunRegistry:
 def _process(run: Run) -> int | str:
     """Return the process that sent last for a run, over TCP its address; 0: not known."""
     return run.address or (next(reversed(run.senders.values())).pid if run.senders else 0)
-
-
-def _without_processes(hello: wire.Hello) -> wire.Hello:
-    """Return a Hello without its processes, which nothing proves over TCP: they are not read, and own no GPU."""
-    loader = None if hello.loader is None else replace(hello.loader, worker_pids=())
-    return replace(hello, pid=0, pid_namespace=0, process_start_ticks=0, loader=loader)

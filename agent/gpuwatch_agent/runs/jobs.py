@@ -17,7 +17,7 @@ from gpuwatch.diagnosis.rules.progress import checkpoint_interval
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import JobFacts, Window
 from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, STARTUP
-from gpuwatch_agent.runs import ENDED, LOST, RUNNING, Run
+from gpuwatch_agent.runs import ENDED, LOST, RUNNING, SENDERS_KEPT, Run
 from gpuwatch_agent.runs.records import Sender
 
 MAX_JOBS = 256
@@ -69,7 +69,7 @@ class Attempt(NamedTuple):
 class Job:
     job: str
     declared: bool  # by the scheduler or the user; else it is a run, and a job only once it was resumed
-    uid: int | None  # whose runs alone belong to it: another user may give his the same name
+    uid: int | None  # whose runs alone belong to it: another user's job of the same name is "NAME@UID"
     attempts: dict[tuple[str, int, str], Attempt] = field(default_factory=dict)
     forgotten: int = 0  # attempts that are no longer in `attempts`, the last of which ended at:
     forgotten_s: float = 0.0
@@ -78,6 +78,11 @@ class Job:
     @property
     def end_s(self) -> float:
         return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
+
+    def senders_of(self, run: Run) -> dict[str, Sender]:
+        """Return the processes of a run's last attempts, as far as the run does not have them itself."""
+        of_run = [(each.begin_s, key, each.sender) for (*at, key), each in self.attempts.items() if (*at,) == run.key]
+        return {key: sender for _, key, sender in sorted(of_run)[-SENDERS_KEPT:] if key not in run.senders}
 
     def one_after_another(self) -> list[Attempt]:
         """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's. Forget too old ones."""
@@ -125,6 +130,9 @@ class Jobs:
         for run in runs:
             name = run.run if run.hello is None else run.hello.job or run.run
             job = self._jobs.get(name)
+            if job is not None and run.uid is not None and job.uid not in (None, run.uid):
+                name = f"{name}@{run.uid}"
+                job = self._jobs.get(name)
             if job is None:
                 if len(self._jobs) >= MAX_JOBS:
                     self._forget_oldest(Counter(job.uid for job in self._jobs.values()).most_common(1)[0][0])
@@ -132,8 +140,10 @@ class Jobs:
             if job.uid != run.uid:
                 continue
             changed.setdefault(name, (job, []))[1].append(run)
+            if run.earlier is None:
+                run.earlier = job.senders_of(run)
             last, end_s = next(reversed(run.senders.values()), None), 0.0
-            for key, sender in run.senders.items():
+            for key, sender in (run.earlier | run.senders).items():
                 if sender.sent is None:
                     continue
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST
@@ -173,7 +183,7 @@ class Jobs:
 def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[api.Job, JobFacts]:
     states, restart, lost = (defaultdict[str, float](float) for _ in range(3))
     is_known = all(attempt.sender.next_number is not None or not attempt.sent.steps for attempt in attempts)
-    lost_steps = interruptions = 0
+    lost_steps, interrupted, came_back_s = 0, list[int](), dict[int, float]()
     reached: int | None = None
     for number, attempt in reversed([*enumerate(attempts)]):
         sender, sent, trained_ns = attempt.sender, attempt.sent, attempt.sender.trained_ns()
@@ -195,7 +205,8 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
             states[state] += ns / per_s - redone_s - lost_s
         resumed_at = None if following is None else following.sender.first_step
         is_cut = resumed_at is not None and resumed_at < (sender.next_number or 0)
-        interruptions += is_cut or (not attempt.ended_well and attempt.status != RUNNING)
+        if is_cut or (not attempt.ended_well and attempt.status != RUNNING):
+            interrupted.append(number)
         if number:
             gap_s = max(0.0, attempt.begin_s - attempts[number - 1].end_s)
             before_s = min(gap_s, max(0.0, attempt.begin_s - (sender.process_began_s or attempt.begin_s)))
@@ -206,18 +217,19 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
                 restart[part] += ns / per_s
             for state, ns in begun_ns.items():
                 states[state] -= ns / per_s
+            came_back_s[number - 1] = gap_s + (sum(sender.begun_ns.values()) + begun_ns[STARTUP]) / per_s
     states[RESTART], states[LOST_WORK] = sum(restart.values()), sum(lost.values())
     wall_s, last = sum(states.values()), attempts[-1]
     alive_s = sum(sum(attempt.sent.states_ns.values()) for attempt in attempts) / 1e9
     save_s = sum(attempt.sent.states_ns.get(CHECKPOINT, 0) for attempt in attempts) / 1e9
     facts = JobFacts(
-        interruptions=interruptions,
+        interruptions=len(interrupted),
         alive_s=alive_s,
         trained_s=sum(sum(attempt.sender.trained_ns().values()) for attempt in attempts) / 1e9 - save_s,
         saves=sum(attempt.sent.saves for attempt in attempts),
         save_s=save_s,
-        restart_s=states[DOWN] + states[RESTART],
-        repeated_s=states[REDONE] + states[LOST_WORK],
+        restart_s=sum(came_back_s.get(number, 0.0) for number in interrupted),
+        repeated_s=states[REDONE] + states[LOST_WORK] if is_known else None,
         attempts=job.forgotten + len(attempts),
         goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
     )
@@ -229,7 +241,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         started_s=attempts[0].begin_s,
         last_message_s=last.end_s,
         attempts=facts.attempts,
-        interruptions=interruptions,
+        interruptions=len(interrupted),
         states={state: seconds for state, seconds in states.items() if seconds > 0},
         goodput_ratio=facts.goodput_ratio,
         steps=sum(attempt.sent.steps for attempt in attempts),

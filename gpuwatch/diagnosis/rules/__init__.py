@@ -75,9 +75,8 @@ def why_it_ended(window: Window, thresholds: Thresholds = THRESHOLDS) -> Finding
 def roots_of(cause: str) -> tuple[str, ...]:
     """Return the causes that can be the root of this one, the most telling first."""
     own = BY_CAUSE[cause]
-    return tuple(
-        root.cause for root in RULES if root.cause in own.explained_by or (cause in root.explains and not own.fallback)
-    )
+    roots = (r for r in RULES if r.cause in own.explained_by or (cause in r.explains and not own.fallback))
+    return tuple(root.cause for root in roots)
 
 
 def is_explained(finding: Finding, causes: Collection[str]) -> bool:

@@ -5,7 +5,7 @@ from gpuwatch.diagnosis.rules.input import python_in_steps
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent, size
-from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, TRANSFER
+from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, REST, TRANSFER
 
 
 def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float, float | None, Evidence] | None:
@@ -255,7 +255,7 @@ _KINDS = {
 @rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
 def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a phase that is declared by name, such as "rollout", takes a large share of the time."""
-    name, share = next(iter(window.declared.items()), ("", 0.0))
+    name, share = next(((name, share) for name, share in window.declared.items() if name != REST), ("", 0.0))
     if share < thresholds.phase_share:
         return None
     advice = "find what it spends its time on (gpuwatch stacks); do it less often, or while training goes on"

@@ -124,20 +124,21 @@ def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | Non
         _efficiency(best_s, cost_s, each_s) / _efficiency(now_s, cost_s, each_s)
         for each_s in (mean_s, *(job.alive_s / number for number in _expected(count)))
     )
+    if best_s < now_s and job.repeated_s is not None:  # no more is to be gained than was done again
+        gain = min(gain, job.trained_s / max(1e-9, job.trained_s - job.repeated_s))
     if gain < 1 + thresholds.checkpoint_gain:
         return None
+    back_s, repeated_s = job.restart_s / count, [] if job.repeated_s is None else [job.repeated_s / count]
     return found(
         f"checkpoints are too {'rare' if best_s < now_s else 'frequent'} for a job that is interrupted every {duration(mean_s)}",
         1 - 1 / gain,
         Evidence("interval", now_s, "s", f"a checkpoint every {duration(now_s)}, which takes {duration(cost_s)}"),
         Evidence("interruptions", count, "", f"{count} interruptions in {duration(job.alive_s)}"),
-        Evidence("restart", job.restart_s / count, "s", f"each took {duration(job.restart_s / count)} to come back"),
-        Evidence(
-            "repeated", job.repeated_s / count, "s", f"and {duration(job.repeated_s / count)} of steps to do again"
-        ),
+        Evidence("restart", back_s, "s", f"each took {duration(back_s)} to come back"),
+        *(Evidence("repeated", each_s, "s", f"and {duration(each_s)} of steps to do again") for each_s in repeated_s),
         advice=f"save every {duration(best_s)} instead of every {duration(now_s)}",
         predicted_speedup=round(gain, 2),
-        predicted_range=(round(max(1.0, min(gains)), 2), round(max(gains), 2)),
+        predicted_range=(round(max(1.0, min(gain, *gains)), 2), round(max(gain, *gains), 2)),
     )
 
 

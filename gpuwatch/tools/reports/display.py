@@ -75,13 +75,7 @@ KINDS: dict[str, Look] = {
 }
 """Kinds of GPU time, as recorded for a site; `rest` is what the others leave."""
 
-LOOKS: dict[str, dict[str, Look]] = {
-    "state": STATES,
-    "phase": PHASES,
-    "wait": WAITS,
-    "percentile": PERCENTILES,
-    "kind": KINDS,
-}
+LOOKS = {"state": STATES, "phase": PHASES, "wait": WAITS, "percentile": PERCENTILES, "kind": KINDS}
 """By the label that a panel groups by."""
 
 VERDICTS: dict[str, Look] = {

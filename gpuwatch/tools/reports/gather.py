@@ -93,9 +93,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         verdict=give_verdict(judged),
         step_time=_statistics(columns, len(columns) if len(columns) < expected else None),
         findings=merge_findings(source.findings(run)),
-        ranks=tuple(
-            model.Rank(rank.rank, rank.host, rank.pid, rank.status, rank.steps, _ordered(rank.states)) for rank in ranks
-        ),
+        ranks=tuple(model.Rank(r.rank, r.host, r.pid, r.status, r.steps, _ordered(r.states)) for r in ranks),
         loader={name: value for name, value in loader.items() if name != "worker_pids"} or None,
         gpus=tuple(model or "GPU" for rank in ranks for model in rank.gpus),
         over_time=_over_time(source, run, started_s, until_s),
@@ -190,9 +188,8 @@ def _over_time(source: RunSource, run: str, started_s: float, until_s: float) ->
             grown[at_s][state] += max(0.0, value - before)
     ends = [end for end in sorted(grown) if any(grown[end].values())]  # the counters of an ended run no longer grow
     seen = [state for state in RUN_STATES if any(grown[end].get(state) for end in ends)]
-    return model.LedgerOverTime(
-        tuple(ends), {state: tuple(grown[end].get(state, 0.0) for end in ends) for state in seen}
-    )
+    columns = {state: tuple(grown[end].get(state, 0.0) for end in ends) for state in seen}
+    return model.LedgerOverTime(tuple(ends), columns)
 
 
 def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:

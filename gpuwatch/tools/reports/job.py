@@ -9,7 +9,9 @@ from typing import Any
 from gpuwatch import api
 from gpuwatch.api.client import LONG_TIMEOUT_S, Prometheus
 from gpuwatch.diagnosis.rates import money
+from gpuwatch.diagnosis.report import explained, labelled, shares_text
 from gpuwatch.formatting import duration, harmless, percent
+from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import energy
 
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
@@ -76,17 +78,16 @@ def _closed(counted: Mapping[str, float], numbers: Mapping[str, float]) -> dict[
 
 
 def _ledger(states: Mapping[str, float], goodput_ratio: float | None) -> list[str]:
-    wall_s, most = sum(states.values()), sorted(states.items(), key=lambda item: -item[1])
     goodput = f"{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
-    where = "  ".join(f"{state} {percent(seconds / wall_s)}" for state, seconds in most)
-    return [f"  goodput {goodput}", f"  where   {where}"]
+    return [f"  goodput {goodput}", f"  where   {shares_text(shares(states))}"]
 
 
 def joined_text(job: Mapping[str, Any]) -> str:
     kinds = sorted(job["gpu_hours"].items(), key=lambda item: -item[1])
-    head = f"gpuwatch · job {job['job']} · {duration(job['wall_s'])}, {job['attempts']:.0f} attempts, {job['nodes']:.0f} nodes"
-    lines = [head, *_ledger(job["states"], job.get("goodput_ratio"))]
-    if "steps" in job:
+    known = ((each, job[f"{each}s"]) for each in ("attempt", "node") if f"{each}s" in job)
+    parts = [duration(job["wall_s"]), *(f"{number:.0f} {each}{'s' * (number != 1)}" for each, number in known)]
+    lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", *_ledger(job["states"], job.get("goodput_ratio"))]
+    if {"steps", "redone_elsewhere_steps"} <= job.keys():
         elsewhere = job["redone_elsewhere_steps"]
         lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
     if kinds:
@@ -104,22 +105,20 @@ def joined_text(job: Mapping[str, Any]) -> str:
 
 
 def job_text(job: api.Job) -> str:
-    wall_s = sum(job.states.values())
-    redone = "an unknown number" if job.redone_steps is None else str(job.redone_steps)
-    lost = f", {job.lost_steps} lost" if job.lost_steps else ""
+    wall, attempts = duration(sum(job.states.values())), f"{job.attempts} attempt{'s' * (job.attempts != 1)}"
+    redone = "an unknown number" if job.redone_steps is None else f"{job.redone_steps:,}"
+    lost = f", {job.lost_steps:,} lost" if job.lost_steps else ""
     lines = [
-        f"gpuwatch · job {job.job} · {duration(wall_s)}, {job.attempts} attempts, {job.interruptions} interrupted",
+        f"gpuwatch · job {job.job} · {wall}, {attempts}, {job.interruptions} interrupted",
         *_ledger(job.states, job.goodput_ratio),
-        f"  steps   {job.steps}, of which {redone} redone{lost}",
+        f"  steps   {job.steps:,}, of which {redone} redone{lost}",
     ]
     if job.restart:
         parts = sorted(job.restart.items(), key=lambda item: -item[1])
         lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in parts))
     for found in job.findings:
-        lines.append(f"  why     {found.title}: {'; '.join(each.text for each in found.evidence)}")
-        lines.append(f"  do      {found.advice}; predicted throughput {found.gain}")
+        lines += explained(found, indent=10)
     if job.redone_steps is None:
-        lines.append(
-            "  do      name the global step: Watch(step=…) or w.steps(loader, start=…); redone steps are then counted"
-        )
+        how = "give the global step, by Watch(step=…) or w.steps(loader, start=…): redone steps are then counted"
+        lines += labelled("do", how, indent=10)
     return "\n".join(map(harmless, lines))

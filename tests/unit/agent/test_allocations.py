@@ -44,7 +44,31 @@ def test_job_has_gpus_by_the_numbers_of_their_device_files(tmp_path: Path) -> No
 
 def test_gpus_as_slurm_lists_them(tmp_path: Path) -> None:
     write(tmp_path, "4711.json", {"gpus": ["0,2-4"], "job": "4711"})
-    assert [allocation.gpus for allocation in read_folder(tmp_path)] == [("0", "2", "3", "4")]
+    write(tmp_path, "4712.json", {"gpus": ["5, 7-8", "GPU-a, GPU-b"], "job": "4712"})
+    assert [allocation.gpus for allocation in read_folder(tmp_path)] == [
+        ("0", "2", "3", "4"),
+        ("5", "7", "8", "GPU-a", "GPU-b"),
+    ]
+
+
+def test_more_files_than_are_read_make_no_gpu_free(tmp_path: Path) -> None:
+    for number in range(513):
+        write(tmp_path, f"{number}.json", {"gpus": ["GPU-a"], "job": "4711"})
+    warnings: list[str] = []
+    found = read_folder(tmp_path, warnings.append)
+    assert found[0] is NOT_KNOWN and "GPU-b" not in owners(*found) and "513 files" in warnings[0]
+
+
+def test_an_id_of_no_gpu_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, "1.json", {"gpus": ["GPU-of-another-node", 3], "job": "4711", "user": "alice", "account": "vision"})
+    now = [100.0]
+    watch = AllocationWatch(tmp_path, tmp_path / "kubelet.sock", clock=lambda: now[0])
+    for _ in range(3):
+        assert watch.tick(DEVICES, 20) == {"GPU-a": (ALICE,)}
+        now[0] += 10
+    assert [record.message for record in caplog.records] == [
+        "'GPU-of-another-node' is allocated, and no GPU here has that id: none counts as free"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +79,8 @@ def test_gpus_as_slurm_lists_them(tmp_path: Path) -> None:
         {"gpus": [0], "job": ""},
         {"gpus": "0", "job": "1"},
         {"gpus": ["1-2-3"], "job": "1"},
+        {"gpus": ["0,5-3"], "job": "1"},
+        {"gpus": [" "], "job": "1"},
         {"gpus": ["9" * 9000], "job": "1"},
         {"gpus": [0], "job": "x" * 129},
     ],
@@ -84,6 +110,8 @@ def test_file_of_another_user_does_not_count(tmp_path: Path, monkeypatch: pytest
         ("GPU-a::3", "GPU-a"),  # a time slice
         ("0000:5e:00.0", "GPU-b"),
         ("00000000:5E:00.0", "GPU-b"),
+        ("gpu-B", "GPU-b"),
+        ("b", "GPU-b"),
     ],
 )
 def test_ids_of_device_plugins(name: str, uuid: str) -> None:

@@ -104,7 +104,8 @@ def test_a_job_is_of_its_first_user(agent: WholeAgent) -> None:
 
     honest(agent, hook, 4, disturb)
     check_honest(agent, hook)
-    (job,) = agent.sampler.snapshot.jobs  # type: ignore[union-attr]
+    job, its = agent.sampler.snapshot.jobs  # type: ignore[union-attr]
+    assert (its.job, its.runs) == (f"job-7@{MALLORY.uid}", ("bad",))
     assert (job.job, job.runs, job.attempts, "stalled" in job.states) == ("job-7", ("honest",), 1, False)
 
 

@@ -104,6 +104,15 @@ def test_ranks_and_runs_at_the_same_time_are_not_added() -> None:
     assert job.states["startup"] == pytest.approx(1)
 
 
+def test_jobs_of_one_name_by_two_users_are_two_jobs() -> None:
+    node = Node()
+    for uid, run, steps in ((1001, "a-1", 60), (1002, "b-1", 10), (1002, "b-2", 20), (1001, "a-2", 30)):
+        node.runs[run, 0] = Run(run, 0, BOOT, uid=uid)
+        attempt(node, 100 + 100 * len(node.runs), steps, run=run, job="train")
+    found = {job.job: (job.runs, job.attempts, job.steps) for job in node.jobs.views()}
+    assert found == {"train": (("a-1", "a-2"), 2, 90), "train@1002": (("b-1", "b-2"), 2, 30)}
+
+
 def test_a_run_is_a_job_once_it_was_resumed() -> None:
     node = Node()
     attempt(node, 100, 10, job="")
@@ -132,6 +141,24 @@ def test_imports_before_the_ledger_are_a_part_of_the_restart() -> None:
     node.jobs.update([run])
     assert node.only().states["down"] == pytest.approx(3)
     assert node.only().states["restart"] == pytest.approx(4 + 1)
+
+
+def test_attempts_of_a_run_that_was_dropped_and_resumed_survive_the_agent() -> None:
+    """A run that ended a quarter of an hour ago is dropped, so that its resumption begins a new record."""
+    node = Node()
+    attempt(node, 100, 60, first_step=0, job="")
+    del node.runs["run-a", 0]
+    attempt(node, 1000, 50, first_step=40, job="")
+    assert (node.only().attempts, node.only().redone_steps) == (2, 20)
+    for again in range(2):
+        record = node.runs["run-a", 0].record()
+        assert record is not None
+        node = Node()
+        node.jobs.update([read_record(record)])
+        job = node.only()
+        assert (job.attempts, job.interruptions, job.redone_steps) == (2 + again, 1 + again, 20 + 30 * again)
+        assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+        attempt(node, 2000 + 1000 * again, 30, first_step=60, job="")
 
 
 @pytest.mark.parametrize("boot", [BOOT, "boot-b"])
@@ -359,7 +386,9 @@ def test_a_hundred_restarts_close() -> None:
     assert time.perf_counter() - begin < 0.5
 
 
-def crashing(node: Node, crashes: int = 3, saves: int = 1, save_s: float = 1.0, trained_s: int = 300) -> api.Job:
+def crashing(
+    node: Node, crashes: int = 3, saves: int = 1, save_s: float = 1.0, trained_s: int = 300, steps_known: bool = True
+) -> api.Job:
     """Have a job crash again and again, each attempt after `trained_s` in steps with `saves` checkpoints."""
     for number in range(crashes + 1):
         hook = FakeHook((100 + 1000 * number) * S, sender=f"at-{number}").spend("startup", 20 * S)
@@ -367,7 +396,7 @@ def crashing(node: Node, crashes: int = 3, saves: int = 1, save_s: float = 1.0, 
         if saves:
             hook.spend("checkpoint", int(saves * save_s * S))
         hook.step(compute_ns=trained_s * S - 60 * MS)
-        node.take(hook, first_step=number)
+        node.take(hook, first_step=0 if steps_known else None)
     return node.only()
 
 
@@ -397,6 +426,21 @@ def test_no_interval_is_advised_where_it_is_not_known_or_right(job: dict[str, An
     assert crashing(Node(), **job).findings == ()
 
 
+def test_where_the_global_step_is_unknown_no_steps_are_said_to_be_done_again() -> None:
+    (found,) = crashing(Node(), steps_known=False).findings
+    assert [each.what for each in found.evidence] == ["interval", "interruptions", "restart"]
+    assert "again" not in job_text(crashing(Node(), steps_known=False))
+
+
+def test_what_an_attempt_after_a_good_end_took_is_no_part_of_coming_back() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)  # killed at 108.0
+    attempt(node, 114, 20, first_step=40, bye=True)  # ends at 118.0, as it was told to
+    attempt(node, 1000, 20, first_step=60)
+    job = node.runs["run-a", 0].job
+    assert job is not None and (job.interruptions, job.restart_s) == (1, pytest.approx(6 + 2))
+
+
 def test_saves_that_are_too_frequent() -> None:
     (found,) = crashing(Node(), saves=100, save_s=2.0).findings
     assert "too frequent" in found.title and found.advice.startswith("save every 51.3 s")
@@ -408,7 +452,16 @@ def test_a_run_of_the_job_has_the_finding_too() -> None:
     run = node.runs["run-a", 0]
     window = Window(duration_s=60, job=run.job)
     assert [found.cause for found in diagnose(window)] == ["checkpoint_interval"]
-    assert "predicted throughput" in job_text(node.only())
+    text = job_text(node.only())
+    assert "× the throughput)" in text and max(map(len, text.splitlines())) <= 100
+    assert "  do      save every 28.6 s instead of every 3m 38s (" in text
+
+
+def test_the_text_of_a_single_attempt_has_no_state_that_rounds_to_nothing() -> None:
+    node = Node()
+    node.take(attempt(node, 100, 30, first_step=0).spend("other", MS), first_step=0)
+    text = job_text(node.only())
+    assert "5.0 s, 1 attempt, 0 interrupted" in text and "  where   startup 40%  input_wait 36%  compute 24%\n" in text
 
 
 def lives(node: Node, alive_s: float, begin_s: float, until_s: float, *, first_step: int = 0, **names: Any) -> FakeHook:

@@ -57,17 +57,18 @@ def test_saves_and_loads_in_a_step_and_between_passes_are_checkpoints(watch: Wat
     assert states_ms(watch) == {"compute": 40, "checkpoint": 6 * 5, "other": 6 * 7}
     assert watch.report().steps == 4
     counts = watch.session.publisher.accounts.timeline.counts
-    assert (counts.saves, counts.declared_ns) == (6, {"checkpoint_load": 6 * 7_000_000})
+    # That after the first pass and that in the step after it have no step between them: files of one checkpoint.
+    assert (counts.saves, counts.declared_ns) == (5, {"checkpoint_load": 6 * 7_000_000})
 
 
 def test_a_load_before_the_first_step_is_seen_and_a_save_inside_a_save_is_one(watch: Watch, clock: Clock) -> None:
     clock.sleep_ms(3)
     save_and_load(clock)
-    for _ in watch.steps([BATCH]):
+    for _ in watch.steps([BATCH] * 2):
         clock.sleep_ms(10)
         with watch.phase("checkpoint"), watch.phase("checkpoint"):
             save_and_load(clock)
-    assert states_ms(watch) == {"startup": 3, "checkpoint": 5 + 12, "other": 7, "compute": 10}
+    assert states_ms(watch) == {"startup": 3, "checkpoint": 5 + 2 * 12, "other": 7, "compute": 20}
     assert watch.session.publisher.accounts.timeline.counts.saves == 2
 
 
@@ -187,3 +188,14 @@ def test_the_agent_learns_that_an_exception_ended_the_training(
         if error is not None:
             raise error
     assert watch.session.publisher.raised is raised
+
+
+@pytest.mark.parametrize(
+    "step", [40, torch.tensor(40), torch.tensor([40])[0].numpy()[()]], ids=["int", "torch", "numpy"]
+)
+def test_the_global_step_is_known_as_a_checkpoint_has_it(watch: Watch, clock: Clock, step: Any) -> None:
+    for _ in watch.steps([BATCH] * 2, start=step):
+        clock.sleep_ms(10)
+    for _ in watch.steps([BATCH], start=999):  # the first call counts
+        clock.sleep_ms(10)
+    assert watch.session.publisher.accounts.first_step == 40

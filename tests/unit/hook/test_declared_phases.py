@@ -6,9 +6,11 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.errors import ProtocolError
 from gpuwatch.hook.watch import Watch
+from gpuwatch_agent.runs.records import went_back
 from tests.unit.hook.fakes import Clock, connect, reported, states_ms, turn
 
 
@@ -62,7 +64,7 @@ def test_a_phase_that_is_open_counts_too_and_an_evaluation_is_no_named_one(watch
         assert phases_ms(watch) == {"rollout": 50}
 
 
-def test_names_after_the_eighth_are_rest_and_no_name_harms(watch: Watch, clock: Clock) -> None:
+def test_names_beyond_eight_are_rest_and_no_name_harms(watch: Watch, clock: Clock) -> None:
     names = ["a\ud800b", "", "rest", "{x}", "ü" * 500, *map(str, range(8))]
     for name in names:
         spend(watch, clock, name, 10)
@@ -79,6 +81,34 @@ def test_names_after_the_eighth_are_rest_and_no_name_harms(watch: Watch, clock: 
     assert watch.report().findings[0].evidence[0].text == "{x} takes 88% of the time"
 
 
+def test_the_eight_names_are_those_that_take_most_and_no_counter_goes_back(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    for number in range(300):
+        spend(watch, clock, f"once-{number}", 1)
+    spend(watch, clock, "rest", 7)  # a name like any other's rest
+    for _ in range(5):
+        spend(watch, clock, "rollout", 1)  # its first two are the rest's
+        spend(watch, clock, "weight_sync", 100)
+        turn(watch)
+    found = phases_ms(watch)
+    assert len(found) == 9 and (found["rollout"], found["weight_sync"]) == (3, 500)
+    assert sum(found.values()) == 300 + 7 + 5 * 101
+    last = wire.Totals(start_ns=0, watermark_ns=0, states_ns={}, records_dropped=0)
+    for message in reported(sender):
+        if isinstance(message, wire.Steps):
+            assert not went_back(message.totals, last)
+            last = message.totals
+    assert last.declared_ns["weight_sync"] == 500_000_000
+    text = str(watch.report())
+    assert "weight_sync takes 62% of the time" in text and "rest takes" not in text
+
+
+@pytest.mark.parametrize(("name", "state"), [("Eval", "eval"), (" CHECKPOINT\n", "checkpoint"), ("a\tb", "other")])
+def test_states_are_known_in_any_spelling(watch: Watch, clock: Clock, name: str, state: str) -> None:
+    spend(watch, clock, name, 10)
+    assert states_ms(watch) == {state: 10} and phases_ms(watch) == ({"a b": 10} if state == "other" else {})
+
+
 def test_what_no_phase_declares_is_said_to_be_outside_of_them() -> None:
     states = {"compute": 40.0, "other": 60.0}
 
@@ -89,6 +119,8 @@ def test_what_no_phase_declares_is_said_to_be_outside_of_them() -> None:
     assert sentence(log=10.0) == "50% of the time passed outside of training steps and declared phases"
     assert sentence(rollout=45.0) == "rollout takes 45% of the time"
     assert sentence(a=19.0, b=18.0, c=17.0) == "declared phases take 54% of the time, a the most"
+    assert sentence(a=2.0, rest=52.0) == "declared phases take 54% of the time, each a small part"
+    assert not diagnose(Window(100.0, states, {"a": 2.0, "rest": 52.0}))
     assert give_verdict(Window(100.0, {"compute": 85.0, "other": 15.0}, {"a": 15.0})).state == "compute"
 
 
@@ -105,3 +137,13 @@ def test_a_sender_whose_phases_exceed_their_state_is_rejected() -> None:
     for wrong in ({"rollout": 11}, {"a": 6, "b": 6}, {"a": -1}, {str(n): 0 for n in range(10)}):
         with pytest.raises(ProtocolError):
             wire.decode(message(wrong))
+
+
+def test_files_of_one_checkpoint_are_one_save(watch: Watch, clock: Clock) -> None:
+    for _ in range(3):
+        with watch.step():
+            clock.sleep_ms(30)
+        spend(watch, clock, "checkpoint", 2)  # the model
+        spend(watch, clock, "checkpoint", 2)  # the optimizer
+    watch.report()
+    assert watch.session.publisher.accounts.timeline.counts.saves == 3

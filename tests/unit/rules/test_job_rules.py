@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.progress import checkpoint_interval
 from gpuwatch.diagnosis.window import JobFacts, Window
 
@@ -22,17 +24,39 @@ def test_it_fires_with_the_interval_and_a_range_that_holds_the_gain() -> None:
     assert [each.value for each in found.evidence] == [pytest.approx(1710), 4, 100, 750]
 
 
+def test_a_run_whose_job_crashes_is_not_called_healthy() -> None:
+    states = {"compute": 97.0, "input_wait": 3.0}
+
+    def sentence(job: JobFacts) -> str:
+        window = Window(100.0, states, job=replace(job, goodput_ratio=0.56))
+        return give_verdict(window, diagnose(window)).sentence
+
+    assert (
+        sentence(JOB)
+        == "97% of the time is compute, but after 4 interruptions 56% of the job's time computed new steps"
+    )
+    assert sentence(replace(JOB, interruptions=1)) == "healthy: 97% of the time is compute, the input keeps up"
+
+
 @pytest.mark.parametrize(
     "job",
     [
         replace(JOB, interruptions=1),
         replace(JOB, interruptions=2, alive_s=10 * 86400, trained_s=10 * 86400, saves=480),  # every half hour is right
         replace(JOB, saves=50),
+        replace(JOB, repeated_s=60),
     ],
-    ids=["one interruption", "rare interruptions", "saved as it should be"],
+    ids=["one interruption", "rare interruptions", "saved as it should be", "it saved when it was told to end"],
 )
 def test_it_is_quiet(job: JobFacts) -> None:
     assert checkpoint_interval(Window(duration_s=60, job=job)) is None
+
+
+def test_no_more_is_gained_than_was_done_again() -> None:
+    found = checkpoint_interval(Window(duration_s=60, job=replace(JOB, repeated_s=0.1 * JOB.trained_s)))
+    assert found is not None and found.predicted_speedup == 1.11
+    unknown = checkpoint_interval(Window(duration_s=60, job=replace(JOB, repeated_s=None)))
+    assert unknown is not None and unknown.predicted_speedup == 1.2
 
 
 @pytest.mark.parametrize("job", [None, replace(JOB, saves=0), replace(JOB, save_s=0.0), replace(JOB, trained_s=0.0)])
