@@ -20,8 +20,7 @@ from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger import states as st
 from gpuwatch.wire import Flops
 
-_WHOLE = 0.95
-"""Share of the steps that counts as all of them: the device has not finished the last ones."""
+_WHOLE = 0.95  # Share of the steps that counts as all of them: the device has not finished the last ones.
 
 
 @dataclass(frozen=True)
@@ -31,30 +30,21 @@ class Report:
     run: str
     name: str
     duration_s: float
-    states: Mapping[str, float]
-    """Seconds by state; their sum is `duration_s`."""
+    states: Mapping[str, float]  # Seconds by state; their sum is `duration_s`.
     phases: Mapping[str, float]
     """The part of `other` in declared phases, in seconds by their names; those after eight names are "rest"."""
-    provisional: Mapping[str, float]
-    """The part of `states` that is not final yet: an open step or pause."""
+    provisional: Mapping[str, float]  # The part of `states` that is not final yet: an open step or pause.
     steps: int
-    samples: int | None
-    """Training samples; None: no batch has a known size."""
-    tokens: int | None
-    """Training tokens; None: not counted."""
-    throughput: Throughput
-    """Over the time of training steps, waits for data included; evaluation and start-up are not."""
-    step_s: float | None
-    """Median time of a training step, including the wait for its batch; None without steps."""
-    timeline: str
-    """"host" or "device": the timeline that the states come from."""
+    samples: int | None  # Training samples; None: no batch has a known size.
+    tokens: int | None  # Training tokens; None: not counted.
+    throughput: Throughput  # Over the time of training steps, waits for data included; evaluation and start-up are not.
+    step_s: float | None  # Median time of a training step, including the wait for its batch; None without steps.
+    timeline: str  # "host" or "device": the timeline that the states come from.
     device: str
-    coverage: float
-    """Share of the steps that the device timeline measured, 0–1; 0 where there is none."""
+    coverage: float  # Share of the steps that the device timeline measured, 0–1; 0 where there is none.
     unverified_ratio: float
     """Share of the steps with work on another device or stream, whose input wait is not certain."""
-    hook_s: float | None
-    """The training thread's time in gpuwatch itself, as metered on some steps; None: not metered."""
+    hook_s: float | None  # The training thread's time in gpuwatch itself, as metered on some steps; None: not metered.
     verdict: Verdict
     findings: tuple[Finding, ...]
     cost: Cost | None = None
