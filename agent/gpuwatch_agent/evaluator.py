@@ -82,6 +82,7 @@ class FindingTracker:
 
 EVERY_TICKS = 5
 """A running run is diagnosed every fifth tick, a fifth of the runs in each tick, and so are the GPUs. Counters are updated in every tick."""
+_YOUNG_S = 30.0  # a younger run is diagnosed in every tick: it may soon end
 
 
 class Evaluator:
@@ -111,7 +112,7 @@ class Evaluator:
         host = host_facts(self._node)
         for number, run in enumerate(list(runs.runs.values())):
             with runs.guard(run, "evaluate", now_s):
-                due = self._is_due(run, number)
+                due = self._is_due(run, number, now_s)
                 held = [account for account in accounts if account.run is run] if due else []
                 gpus = tuple(gpu_facts(account, self._node, now_ns, self._trends) for account in held)
                 self._evaluate(run, due, host, gpus, now_ns, now_s)
@@ -156,10 +157,10 @@ class Evaluator:
             findings=findings,
         )
 
-    def _is_due(self, run: Run, number: int) -> bool:
+    def _is_due(self, run: Run, number: int, now_s: float) -> bool:
         seen = self.views.get(run.key)
         if seen is None or seen.status != run.status:
             return True
         if run.status != RUNNING:  # it has ended, and stays as it was
             return seen.last_message_s != run.last_message_s
-        return (self._tick + number) % EVERY_TICKS == 0
+        return now_s - run.started_s < _YOUNG_S or (self._tick + number) % EVERY_TICKS == 0
