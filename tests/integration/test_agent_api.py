@@ -62,11 +62,21 @@ def test_the_runbooks_that_alerts_link_to_are_served_and_nothing_else(agent: Age
 
 def test_status(agent: Agent) -> None:
     status = agent.get("/api/v1/status")
-    assert set(status) == {"version", "host", "time_s", "started_s", "collectors", "history", "gpus", "listen"}
+    assert set(status) == {
+        "version",
+        "host",
+        "time_s",
+        "sampled_s",
+        "started_s",
+        "collectors",
+        "history",
+        "gpus",
+        "listen",
+    }
     assert status["listen"] == [agent.endpoint]
     assert status["history"]["path"] == str(agent.history)
     assert status["history"]["bytes"] == agent.history.stat().st_size and status["history"]["failures"] == 0
-    assert abs(status["time_s"] - time.time()) < 5 and status["started_s"] < status["time_s"]
+    assert abs(status["time_s"] - time.time()) < 5 and status["started_s"] < status["sampled_s"] <= status["time_s"]
     collectors = {each["name"]: each for each in status["collectors"]}
     assert collectors["cpu"]["success"] is True and 0 < collectors["cpu"]["duration_s"] < 1
 
