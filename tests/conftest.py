@@ -23,7 +23,15 @@ FIRST = (
     # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.
     ("test_async_device", "test_accuracy_benchmark"),
     # The longest: begun last, they would run while the other workers have nothing left.
-    ("test_compose", "test_past_one_prometheus", "test_query_cost", "test_promtool", "test_top"),
+    (
+        "test_allocated_unused",
+        "test_mig",
+        "test_compose",
+        "test_past_one_prometheus",
+        "test_query_cost",
+        "test_promtool",
+        "test_top",
+    ),
 )
 
 
