@@ -6,7 +6,7 @@
 #   alone   then those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
 # What fails runs once more while nothing else does. A test that passes only then is listed: it may have a deadline that a loaded
 # machine does not meet, or have found a fault that shows under load.
-# $TEST_WORKERS: how many files at a time in `shared`, 4 unless set. Ends with 0 when all passed, with 5 when no part had a
+# $TEST_WORKERS: how many files at a time in `shared`, 6 unless set. Ends with 0 when all passed, with 5 when no part had a
 # test, else with pytest's own status.
 set -u
 
@@ -35,7 +35,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 (first unit 0 "$@") >"$log" 2>&1 &
 unit=$!
-(first shared "${TEST_WORKERS:-4}" "$@")
+(first shared "${TEST_WORKERS:-6}" "$@")
 shared=$?
 # Interrupted, or a usage error of pytest: the other parts would end the same way.
 if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then

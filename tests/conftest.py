@@ -22,14 +22,18 @@ UNIT = Path(__file__).with_name("unit")
 FIRST = (
     # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.
     ("test_async_device", "test_accuracy_benchmark"),
-    # The longest: begun last, they would run while the other workers have nothing left.
+    # The longest, longest first: begun last, they would run while the other workers have nothing left.
+    ("test_compose",),
+    ("test_ddp",),
+    ("test_past_one_prometheus",),
+    ("test_demo",),
     (
+        "test_agent_attacks",
+        "test_agent_jobs",
         "test_allocated_unused",
         "test_mig",
-        "test_compose",
-        "test_past_one_prometheus",
-        "test_query_cost",
         "test_promtool",
+        "test_query_cost",
         "test_top",
     ),
 )

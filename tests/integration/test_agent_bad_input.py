@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -95,7 +96,10 @@ def test_full_disk_is_counted_and_the_agent_goes_on(tmp_path: Path, small_disk: 
         wait_for("the disk is full", lambda: agent.metrics().get(failures, 0) >= 2, 20)
         page = agent.metrics()
         assert page["gpuwatch_steps_total", "full", "0"] > before
-        assert agent.log.read_text().count("database or disk is full") == 1
+        log = agent.log.read_text()
+        failed = re.findall(r"cannot be (.+) \(database or disk is full\)", log)
+        recovered = re.findall(r"can be (.+) again", log)  # a small write may still fit
+        assert failed and all(failed.count(each) <= 1 + recovered.count(each) for each in failed)
         wait_for("it goes on", lambda: agent.metrics()["gpuwatch_steps_total", "full", "0"] > before + 2, 5)
         assert agent.get_text("/readyz") == "ok\n"
 

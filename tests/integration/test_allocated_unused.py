@@ -17,7 +17,7 @@ from gpuwatch_agent.gpus.allocations import read_kubelet
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.pod_resources import Devices, Kubelet, kubelet
-from tests.servers import prometheus_config, start_prometheus, wait_for
+from tests.servers import hastened, prometheus_config, start_prometheus, wait_for
 
 pytest.importorskip("jh2", reason="the kubelet of these tests needs an HTTP/2 server: pip install jh2")
 ASKED_S = 45
@@ -57,7 +57,7 @@ def test_alert_fires_for_a_job_without_a_process_and_resolves_when_it_works(tmp_
     folder.mkdir()
     job = {"gpus": ["1"], "job": "4711", "user": "alice", "account": "vision"}
     (folder / "slurm-4711.json").write_text(json.dumps(job))
-    rules = render(AlertThresholds(processless_for_s=2, keep_firing_for_s=0))
+    rules = hastened(render(AlertThresholds(processless_for_s=2, keep_firing_for_s=0)))
     worker = None
     try:
         with agent_at(tmp_path, nvml) as agent:

@@ -47,8 +47,9 @@ def test_a_worker_killed_by_sigkill_is_called_so_in_verdict_api_and_report(tmp_p
     assert finding["title"].startswith("a loader worker was killed with SIGKILL")
     # torch raises as the loader is asked, or from its signal's handler wherever the training is; with or without a verdict before it.
     assert output.count("gpuwatch: a loader worker was killed with SIGKILL") == 1
-    # If that comes while the interpreter prints the broken connection to the worker, only the latter is there.
-    assert "RuntimeError: DataLoader worker" in output or "ConnectionResetError" in output
+    # If that comes while the interpreter prints the broken connection to the worker, only the latter is there, or what it
+    # prints of an exception that it cannot print.
+    assert any(each in output for each in ("RuntimeError: DataLoader worker", "ConnectionResetError", "object address"))
     verdict = output[output.rindex("gpuwatch · ") :]
     assert "why   a loader worker was killed with SIGKILL" in verdict
 

@@ -16,7 +16,7 @@ from gpuwatch.alerting.thresholds import AlertThresholds
 from tests.integration.agent_process import Agent, Series, Trainer
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.pod_resources import Devices, kubelet
-from tests.servers import prometheus_config, start_prometheus, wait_for
+from tests.servers import hastened, prometheus_config, start_prometheus, wait_for
 
 pytest.importorskip("jh2", reason="the kubelet of these tests needs an HTTP/2 server: pip install jh2")
 GIB = 1 << 30
@@ -156,7 +156,7 @@ def test_instances_have_owners_and_ledgers_that_sum_to_the_gpus_time(
 def test_alert_about_an_instance_names_it_and_costs_its_share(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path)
     nvml.write([split()])
-    rules = render(AlertThresholds(processless_for_s=2, keep_firing_for_s=0))
+    rules = hastened(render(AlertThresholds(processless_for_s=2, keep_firing_for_s=0)))
     agent = Agent(tmp_path, "--pod-resources", str(tmp_path / "kubelet.sock"), environment=nvml.environment())
     with kubelet(tmp_path / "kubelet.sock") as pods, agent:
         pods.devices = [Devices("vision", "train-0", "trainer", "nvidia.com/mig-2g.20gb", ("MIG-pod",))]
