@@ -193,7 +193,7 @@ def why(rows: Sequence[Row], chosen: Measured, step_s: float | None, cores: int,
     return f"{nothing} feeds a {step} step; {name} comes closest ({every}, steps {slower} longer); {the_limit}"
 
 
-def warnings(rows: Sequence[Row], chosen: Measured, start: Room) -> list[str]:
+def warnings(rows: Sequence[Row], chosen: Measured, cores: int) -> list[str]:
     """Return a sentence for each way in which the measurements may mislead."""
     found = []
     done = measured(rows)
@@ -208,6 +208,6 @@ def warnings(rows: Sequence[Row], chosen: Measured, start: Room) -> list[str]:
             )
     if any(not row.steady for row in done):
         found.append("* a pass is shorter than what workers prefetch: whole passes were timed, their start included")
-    if chosen.cpu_cores is not None and chosen.setting.num_workers and chosen.cpu_cores > start.cores - 0.5:
+    if chosen.cpu_cores is not None and chosen.setting.num_workers and chosen.cpu_cores > cores - 0.5:
         found.append("the loader alone takes all cores; training needs one of them too")
     return found

@@ -15,7 +15,8 @@ _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batc
 
 @dataclass(frozen=True)
 class Room:
-    cores: int
+    """What is free, and in all; None: not known."""
+
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
     shm_bytes: int | None = None
