@@ -28,10 +28,9 @@ class HotLine(msgspec.Struct, frozen=True):
     @property
     def share(self) -> str:
         """E.g. "71% of samples", with the function's own share where that is notably more."""
-        more = self.function_ratio - self.ratio >= 0.05
-        return f"{self.ratio:.0%} of samples" + (
-            f" ({self.function_ratio:.0%} in all of {self.function})" if more else ""
-        )
+        has_more = self.function_ratio - self.ratio >= 0.05
+        more = f" ({self.function_ratio:.0%} in all of {self.function})" if has_more else ""
+        return f"{self.ratio:.0%} of samples{more}"
 
 
 class ProcessStacks(msgspec.Struct, frozen=True):
