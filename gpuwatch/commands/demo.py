@@ -1,7 +1,5 @@
 """`gpuwatch demo`: a real training with a chosen bottleneck, watched live."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

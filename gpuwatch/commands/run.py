@@ -1,7 +1,5 @@
 """`gpuwatch run`: watch any training script without changing it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`gpuwatch up` and `gpuwatch dashboard`: agent and page in one command, and the page alone; child processes and their ports."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """What the checks read: this machine, its GPU driver and its agent. Tests inject directory trees and fakes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

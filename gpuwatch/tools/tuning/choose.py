@@ -91,10 +91,10 @@ def feeds(row: Measured, step_s: float) -> bool:
 def choose(rows: Sequence[Row], step_s: float | None) -> Measured | None:
     """Return the smallest setting that is good enough; None where nothing was measured."""
     done = sorted(measured(rows), key=lambda row: (row.setting.num_workers, row.setting.prefetch_factor or 0))
-    return next((row for row in done if good_enough(row, done, step_s)), None)
+    return next((row for row in done if _good_enough(row, done, step_s)), None)
 
 
-def good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) -> bool:
+def _good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) -> bool:
     """Return whether a setting feeds the step; if none does, or without a step, whether it is within 5% of the best."""
     if step_s is not None and any(feeds(other, step_s) for other in done):
         return feeds(row, step_s)

@@ -125,19 +125,17 @@ class Sweep:
     def _refine(self) -> None:
         """Find the smallest number of workers that is enough, between the last that is not and the first that is."""
         for _ in range(_REFINEMENTS):
-            done = measured(self.rows)
-            good = [row.setting for row in done if choose.good_enough(row, done, self.step_s)]
-            if not good:
+            best = choose.choose(self.rows, self.step_s)
+            if best is None:
                 return
-            smallest = min(good, key=lambda setting: setting.num_workers)
-            high = smallest.num_workers
+            done, high = measured(self.rows), best.setting.num_workers
             low = max((row.setting.num_workers for row in self.rows if row.setting.num_workers < high), default=high)
             if high - low <= 1:
                 return
             enough_s = min(row.batch_s for row in done) * (1 + choose.WORTH)
             wanted_s = enough_s if self.step_s is None else choose.SPARE * self.step_s
             guess = -int(-(choose.fetch_s(done) or 0.0) // wanted_s)
-            between = replace(smallest, num_workers=min(high - 1, max(low + 1, guess)))
+            between = replace(best.setting, num_workers=min(high - 1, max(low + 1, guess)))
             if isinstance(self._try(between), LeftOut):
                 return
 
