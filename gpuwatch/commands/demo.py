@@ -1,5 +1,3 @@
-"""`gpuwatch demo`: a real training with a chosen bottleneck, watched live."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""`gpuwatch grafana`: the dashboards, as files or pushed to a Grafana."""
-
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urljoin, urlsplit

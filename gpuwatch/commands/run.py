@@ -1,5 +1,3 @@
-"""`gpuwatch run`: watch any training script without changing it."""
-
 import os
 import shutil
 import sys

@@ -26,7 +26,7 @@ from gpuwatch.tools.stacks.records import rows as stack_rows
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
-_DISPLAY = ("KINDS", "PHASES", "SEVERITIES", "STATES", "STATUS_SIGNS", "VERDICTS")
+_DISPLAY = ("PHASES", "SEVERITIES", "STATES", "STATUS_SIGNS", "VERDICTS")
 
 
 @cache
@@ -40,10 +40,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (code, display.digits, display.display, duration, money, percent, plain, sentence, shares, when)
+    of_display = (display.digits, display.display, display.energy)
+    filters = (*of_display, code, duration, money, percent, plain, sentence, shares, when)
     made.filters |= {each.__name__: each for each in filters}
-    made.filters["energy"] = display.energy
-    made.filters["hours"] = lambda hours: f"{display.digits(hours) if hours else 0} h"
     made.globals |= {name: getattr(display, name) for name in _DISPLAY}
     made.globals |= {"VISIBLE": VISIBLE, "stack_rows": stack_rows}
     return made
