@@ -22,8 +22,7 @@ SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILLION, GREY, SAND)
 class Look:
     name: str
     colour: str
-    pattern: str = ""
-    """Of its area: hatched for a state that means trouble ("/" and "x" in opposite directions, "." as "/")."""
+    pattern: str = ""  # hatched for a state that means trouble ("/" and "x" in opposite directions, "." as "/")
 
     @property
     def hatch(self) -> str:

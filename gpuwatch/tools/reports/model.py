@@ -49,8 +49,7 @@ class StepStatistics(msgspec.Struct, frozen=True):
     transfer_s: float
     compute_s: float
     """Means of the three parts."""
-    block_means_s: tuple[float, ...]
-    """What the interval is made of: means of consecutive blocks of equal size, oldest first."""
+    block_means_s: tuple[float, ...]  # of consecutive blocks of equal size, oldest first: the interval is made of them
     of_last: int | None = None  # how many of the run's last steps were taken; None: all whose records came
 
 

@@ -122,8 +122,7 @@ class TuneResult:
     stopped: str
     notes: tuple[str, ...] = ()
     elapsed_s: float = 0.0
-    facts: dict[str, int | None] = field(default_factory=dict)
-    """What the machine had free at the start: memory_available_bytes, shm_free_bytes."""
+    facts: dict[str, int | None] = field(default_factory=dict)  # at the start: memory_available_bytes, shm_free_bytes
 
     def keywords(self) -> dict[str, int | bool | None]:
         """Return the chosen setting as keyword arguments: `DataLoader(dataset, **result.keywords())`."""
