@@ -1,13 +1,10 @@
-"""`gpuwatch demo`: a real training with a chosen bottleneck, watched live."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +12,7 @@ import typer
 
 from gpuwatch.api.client import Client, without_password
 from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
-from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, SourceError, require
+from gpuwatch.errors import ConfigError, GpuwatchError, SourceError
 from gpuwatch.formatting import duration, percent
 from gpuwatch.tools.demo_training import BOTTLENECKS
 from gpuwatch.tools.reports.job import job_text
@@ -36,10 +33,8 @@ def demo(
     """
     if bottleneck not in BOTTLENECKS:
         raise ConfigError(f"--bottleneck {bottleneck}: there is no such demo; choose one of {', '.join(BOTTLENECKS)}")
-    try:
-        require("torch", "all")
-    except MissingExtra:
-        raise ConfigError("the demo trains with PyTorch, which is not installed: pip install torch") from None
+    if find_spec("torch") is None:
+        raise ConfigError("the demo trains with PyTorch, which is not installed: pip install torch")
     options = ["--bottleneck", bottleneck, "--seconds", str(seconds)]
     command = [sys.executable, "-m", "gpuwatch.tools.demo_training", *options]
     with tempfile.TemporaryDirectory(prefix="gpuwatch-demo-") as directory:

@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 import os
 import shutil
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from typer import Option
 
 from gpuwatch import __version__
 from gpuwatch.commands.options import AGENT, History, Json
-from gpuwatch.errors import ConfigError, MissingExtra, require
+from gpuwatch.errors import ConfigError
 
 
 def doctor(
@@ -68,9 +67,8 @@ def _default_agent() -> str:
 
 def _default_history() -> Path | None:
     """Return where an agent of this user keeps its history; None where the agent's extra is not installed."""
-    try:
-        require("uvicorn", "agent")
-        from gpuwatch_agent.history.file import default_history
-    except (MissingExtra, ImportError):
+    if find_spec("uvicorn") is None:
         return None
+    from gpuwatch_agent.history.file import default_history
+
     return default_history()

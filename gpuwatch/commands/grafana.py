@@ -1,10 +1,6 @@
-"""`gpuwatch grafana`: the dashboards, as files or pushed to a Grafana."""
-
-from __future__ import annotations
-
-import urllib.parse
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urljoin, urlsplit
 
 import typer
 
@@ -70,6 +66,5 @@ def write(
 
 def _link(url: str, path: str) -> str:
     """Return the URL of a page from its path, which may or may not begin with Grafana's own."""
-    parts = urllib.parse.urlsplit(url)
-    front = parts.path.rstrip("/")
-    return f"{parts.scheme}://{parts.netloc}{path if front and path.startswith(front + '/') else front + path}"
+    front = urlsplit(url).path.rstrip("/")
+    return urljoin(url, path if path.startswith(f"{front}/") else front + path)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +9,7 @@ from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.formatting import as_json, file_name, harmless
-from gpuwatch.tools.reports.comparison import Broken, Comparison, broken, parse_gate
+from gpuwatch.tools.reports.comparison import Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.job import job_text, joined, joined_text
@@ -103,7 +101,7 @@ def _load_run(source: RunSource, wanted: str, config: Path | None) -> RunReport:
 
 
 def _finish(
-    found: RunReport | Comparison, markdown: bool, json: bool, output: Path | None, name: str, failed: list[Broken]
+    found: RunReport | Comparison, markdown: bool, json: bool, output: Path | None, name: str, failed: list[str]
 ) -> None:
     """Write the result, and end with 1 when a limit is broken. A page without `--output` gets a name, which is printed. Raises: ConfigError."""
     if markdown and json:

@@ -1,7 +1,3 @@
-"""`gpuwatch run`: watch any training script without changing it."""
-
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -55,11 +51,8 @@ def environment(of: Mapping[str, str]) -> dict[str, str]:
         raise ConfigError(f"{startup}/sitecustomize.py is missing; install gpuwatch-training again")
     places = [str(startup), *filter(None, [of.get("PYTHONPATH")])]
     own = {"PYTHONPATH": os.pathsep.join(places), "GPUWATCH_AUTO": "1", "GPUWATCH_AUTO_PID": str(os.getpid())}
-    return {
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        **of,
-        **own,
-    }  # torch's flight recorder, which is off in some versions: see `Standstill`
+    # torch's flight recorder is off in some versions: see `Standstill`
+    return {"TORCH_FR_BUFFER_SIZE": "2000", **of, **own}
 
 
 def _end(code: int, message: str) -> NoReturn:

@@ -1,7 +1,3 @@
-"""`gpuwatch tune`: find the loader settings that feed a training step by trying them."""
-
-from __future__ import annotations
-
 import signal
 from statistics import median
 from typing import Annotated

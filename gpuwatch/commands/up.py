@@ -1,7 +1,5 @@
 """`gpuwatch up` and `gpuwatch dashboard`: agent and page in one command, and the page alone; child processes and their ports."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
@@ -55,7 +53,7 @@ def agent_and_page(
     require("streamlit", "all")
     from gpuwatch_dashboards.launch import streamlit_command
 
-    free_port_or_error("--port", "127.0.0.1", port)
+    free_port_or_error("127.0.0.1", port)
     if not is_loopback(http.rpartition(":")[0].strip("[]")):  # there the API needs a token; the page has it too
         os.environ.setdefault("GPUWATCH_API_TOKEN", secrets.token_hex(32))
     agent_url, page_url = own_agent_url(http), f"http://127.0.0.1:{port}"
@@ -103,7 +101,7 @@ def dashboard(
     Example: `gpuwatch dashboard --prometheus http://prometheus:9090`
     """
     require("streamlit", "dashboard")
-    free_port_or_error("--port", host, port)
+    free_port_or_error(host, port)
     from gpuwatch_dashboards.launch import streamlit_command
 
     command, environment = streamlit_command(port, host, agent, prometheus)
@@ -163,7 +161,7 @@ def wait_for_end(children: Sequence[Child]) -> int:
     return 0
 
 
-def free_port_or_error(option: str, host: str, port: int) -> None:
+def free_port_or_error(host: str, port: int) -> None:
     """Raise ConfigError where the port is taken or the address is not this machine's."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -171,13 +169,13 @@ def free_port_or_error(option: str, host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             what = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise ConfigError(f"{option} {port}: {host}:{port} {what}; choose another with {option}") from error
+            raise ConfigError(f"--port {port}: {host}:{port} {what}; choose another with --port") from error
 
 
 def free_port(wanted: int) -> int:
     """Return `wanted` if it is free on loopback, else any free port."""
     try:
-        free_port_or_error("--port", "127.0.0.1", wanted)
+        free_port_or_error("127.0.0.1", wanted)
     except ConfigError:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             return int(probe.getsockname()[1])

@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,40 +53,23 @@ class Training:
                 break
 
 
-@dataclass
-class Items:
-    """A map-style dataset of what `make` returns for an index."""
-
-    count: int
-    make: Callable[[int], Any]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
-
-
 def _loader(count: int, make: Callable[[int], Any], **options: Any) -> Any:
-    from torch.utils.data import DataLoader
+    """Return a loader of what `make` returns for an index, in batches of 32."""
+    from torch.utils.data import DataLoader, default_collate
 
-    return DataLoader(Items(count, make), **options)
+    def collate(indices: list[int]) -> Any:
+        return default_collate([make(index) for index in indices])
 
-
-def _images(side: int, count: int = 10_000_000, **options: Any) -> Any:
-    """Return a loader of ready-made images: nothing to decode."""
-    import torch
-
-    image = torch.rand(3, side, side)
-    return _loader(count, lambda index: (image, index % 10), **options)
+    return DataLoader(range(count), batch_size=32, collate_fn=collate, **options)
 
 
 def _batches() -> Any:
     """Return a loader of ready-made batches: nothing to decode, nothing to collate."""
     import torch
+    from torch.utils.data import DataLoader
 
     batch = (torch.rand(32, 3, 128, 128), torch.arange(32) % 10)
-    return _loader(10_000_000, lambda index: batch, batch_size=None)
+    return DataLoader(range(10_000_000), batch_size=None, collate_fn=lambda index: batch)
 
 
 def _decoded(index: int) -> Any:
@@ -112,9 +94,13 @@ def _slow_start(worker: int) -> None:
 
 
 def train_epoch_start(training: Training) -> None:
-    """Short passes, each of which starts new workers."""
+    """Short passes over ready-made images, each of which starts new workers."""
+    import torch
+
+    image = torch.rand(3, 128, 128)
+    loader = _loader(640, lambda index: (image, index % 10), num_workers=2, worker_init_fn=_slow_start)
     while not training.over():
-        training.run(_images(128, 640, batch_size=32, num_workers=2, worker_init_fn=_slow_start))
+        training.run(loader)
 
 
 def train_eval(training: Training) -> None:
@@ -176,7 +162,7 @@ def train_crash(training: Training) -> None:
 
 
 BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
-    "input": (lambda training: training.run(_loader(100_000, _decoded, batch_size=32)), 32),
+    "input": (lambda training: training.run(_loader(100_000, _decoded)), 32),
     "epoch-start": (train_epoch_start, 32),
     "eval": (train_eval, 32),
     "crash": (train_crash, 16),

@@ -73,7 +73,7 @@ def _pids(procfs: Path) -> Iterator[int]:
 def shm(machine: Machine) -> Outcome:
     """The size of this namespace's /dev/shm: batches of loader workers pass through it, and a full one is a bus error."""
     try:
-        total, used = machine.space(machine.shm)
+        total, used, _ = machine.space(machine.shm)
     except OSError as error:
         return problem(f"{machine.shm}: {error.strerror}: loader workers cannot start", "mount -t tmpfs shm /dev/shm")
     found = f"{size(total)}, {size(used)} used"

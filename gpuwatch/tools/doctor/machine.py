@@ -1,11 +1,10 @@
 """What the checks read: this machine, its GPU driver and its agent. Tests inject directory trees and fakes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform
 import resource
+import shutil
 import socket
 import sys
 import threading
@@ -19,15 +18,14 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
 import gpuwatch
 from gpuwatch.api import Status
 from gpuwatch.api.client import Reply, api_token, fetch, reason_of, why, without_password
+from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped
 from gpuwatch.wire import endpoint
-from gpuwatch.wire.endpoint import is_loopback
 
 DISTRIBUTION = "gpuwatch-training"
 _NVML_DEADLINE_S = 2.0
@@ -75,17 +73,9 @@ def read_nvml() -> NvmlFacts:
 
 
 def _nvml_facts(nvml: Any) -> NvmlFacts:
-    try:
-        nvml.nvmlInitWithFlags(nvml.NVML_INIT_FLAG_NO_GPUS)
-    except nvml.NVMLError as error:
-        states: dict[int, Any] = {
-            nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no library",
-            nvml.NVML_ERROR_DRIVER_NOT_LOADED: "not loaded",
-            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "mismatch",
-        }
-        return NvmlFacts(states.get(error.value, "fails"), str(error))
     gpus, lost, cuda = [], [], None
     try:
+        nvml.nvmlInitWithFlags(nvml.NVML_INIT_FLAG_NO_GPUS)
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -102,10 +92,12 @@ def _nvml_facts(nvml: Any) -> NvmlFacts:
             cuda = (version // 1000, version % 1000 // 10)
         driver = _text(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
-        return NvmlFacts("fails", str(error))
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+        states: dict[int, Any] = {
+            nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no library",
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED: "not loaded",
+            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "mismatch",
+        }
+        return NvmlFacts(states.get(error.value, "fails"), str(error))
     return NvmlFacts("answers", "", driver, cuda, tuple(gpus), tuple(lost))
 
 
@@ -113,38 +105,34 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-@dataclass(frozen=True)
-class AgentView:
-    url: str
-    state: Literal["answers", "refused", "foreign", "unreachable"]
-    """An agent answers; the connection is refused; another program answers; any other error."""
-    status: Status | None = None  # its /api/v1/status. None unless `state` is "answers".
-    error: str = ""
-    ready: bool = False
-    not_ready: str = ""  # its reason at /readyz
+def ask_agent(url: str, wanted: bool, fetch: Fetch) -> tuple[Status | None, Outcome]:
+    """Return an agent's /api/v1/status, None where none answers; and whether it answers, and takes its samples.
 
-
-def ask_agent(url: str, fetch: Fetch) -> AgentView:
+    `wanted`: the user named it, so that it is a problem where nothing listens.
+    """
     asked, url = url, without_password(url)
+    start, other = "gpuwatch up starts one", "ss -ltnp shows which; stop it, or give the agent another --http"
+    elsewhere = f"{start}; --agent URL names one elsewhere"
     try:
         answer = fetch(f"{asked}/api/v1/status")
         if answer.status in (401, 403, 421):
-            return AgentView(url, "unreachable", error=f"it answers with status {answer.status}: {reason_of(answer)}")
+            return None, problem(f"{url}: it answers with status {answer.status}: {reason_of(answer)}", elsewhere)
         if answer.status != 200:
-            return AgentView(url, "foreign", error=f"another program answers there (status {answer.status})")
+            return None, problem(f"{url}: another program answers there (status {answer.status})", other)
         status = msgspec.json.decode(answer.body, type=Status)
         ready = fetch(f"{asked}/readyz")
     except OSError as error:
-        refused = isinstance(error, ConnectionRefusedError)
-        return AgentView(url, "refused" if refused else "unreachable", error=why(error))
+        if isinstance(error, ConnectionRefusedError) and not wanted:
+            return None, skipped(f"none at {url}; runs still print their verdicts", start)
+        return None, problem(f"{url}: {why(error)}", elsewhere)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return AgentView(url, "foreign", error="another program answers there (not the agent's JSON)")
-    reason = ready.body.decode(errors="replace").strip()
-    return AgentView(url, "answers", status, ready=ready.status == 200, not_ready=reason)
-
-
-def is_local(url: str) -> bool:
-    return is_loopback(urlsplit(url).hostname or "")
+        return None, problem(f"{url}: another program answers there (not the agent's JSON)", other)
+    if ready.status == 200:
+        return status, ok(f"{url} is ready, gpuwatch {status.version} on {status.host}")
+    return status, problem(
+        f"{url} is not ready: {ready.body.decode(errors='replace').strip()}",
+        "gpuwatch agent's stderr names the collector that hangs; a full or slow disk under the history also does it",
+    )
 
 
 @dataclass(eq=False)
@@ -152,11 +140,10 @@ class Machine:
     """What a check may read. Every method may be called from any thread; tests replace what they are about."""
 
     agent_url: str
-    agent_wanted: bool  # whether the user named the agent: one that does not answer is a problem then
     prometheus_url: str | None
     history: Path | None  # where an agent started by this user keeps its history. None without the agent extra.
     nvml: Callable[[], NvmlFacts]
-    agent: Callable[[], AgentView]
+    agent: Callable[[], tuple[Status | None, Outcome]]
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     socket_directories: Sequence[Path] = field(default_factory=endpoint.directories)
     uid: int = field(default_factory=os.getuid)
@@ -167,6 +154,10 @@ class Machine:
     python: tuple[str, str] = (platform.python_version(), sys.executable)
     gpuwatch_version: str = gpuwatch.__version__
     fetch: Fetch = fetch
+    cores: Callable[[], int] = lambda: len(os.sched_getaffinity(0))
+    space: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage
+    """Of the file system of a path: (size, used, free for this user) in bytes. Raises: OSError."""
+    writes: Callable[[Path], bool] = lambda path: os.access(path, os.W_OK)
 
     def version_of(self, distribution: str) -> str | None:
         """Return the version of an installed distribution, None where it is not installed."""
@@ -176,10 +167,8 @@ class Machine:
             return None
 
     def requirements(self) -> list[str]:
-        try:
-            return metadata.requires(DISTRIBUTION) or []
-        except metadata.PackageNotFoundError:
-            return []
+        """Return what gpuwatch requires; nothing where it is not installed."""
+        return metadata.requires(DISTRIBUTION) or [] if self.version_of(DISTRIBUTION) else []
 
     def folder_of(self, package: str) -> Path | None:
         """Return where a package lies, without importing it; None where it is not installed."""
@@ -190,14 +179,6 @@ class Machine:
         """Return (soft, hard) of a resource, inf for none. Source: getrlimit(2)."""
         soft, hard = (float("inf") if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(number))
         return soft, hard
-
-    def cores(self) -> int:
-        return len(os.sched_getaffinity(0))
-
-    def space(self, path: Path) -> tuple[int, int]:
-        """Return (size, used) in bytes of the file system of a path. Raises: OSError."""
-        status = os.statvfs(path)
-        return status.f_blocks * status.f_frsize, (status.f_blocks - status.f_bavail) * status.f_frsize
 
     def reads(self, path: Path) -> bool:
         """Return whether a file of /proc can be read, or a link followed, by trying."""
@@ -224,11 +205,9 @@ class Machine:
         sender.close()
         return bool(accepted)
 
-    def writes(self, path: Path) -> bool:
-        return os.access(path, os.W_OK)
-
 
 def this_machine(agent_url: str, agent_wanted: bool, prometheus_url: str | None, history: Path | None) -> Machine:
     """Return this machine, as this process sees it. NVML and the agent are read once, in the background."""
-    nvml, agent = in_background(read_nvml), in_background(lambda: ask_agent(agent_url, partial(fetch, token=api_token)))
-    return Machine(agent_url, agent_wanted, prometheus_url, history, nvml.result, agent.result)
+    asked = partial(ask_agent, agent_url, agent_wanted, partial(fetch, token=api_token))
+    nvml, agent = in_background(read_nvml), in_background(asked)
+    return Machine(agent_url, prometheus_url, history, nvml.result, agent.result)

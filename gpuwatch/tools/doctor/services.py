@@ -4,11 +4,12 @@ import json
 import stat
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gpuwatch.api.client import why
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import size
-from gpuwatch.tools.doctor.machine import Machine, is_local
+from gpuwatch.tools.doctor.machine import Machine
 from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.wire import endpoint
 
@@ -24,26 +25,12 @@ _SCRAPE = f"scrape_configs: [{{job_name: {_JOB}, static_configs: [{{targets: ['H
 
 def agent(machine: Machine) -> Outcome:
     """Whether the agent answers and takes its samples. One that was not asked for may be absent."""
-    view = machine.agent()
-    if view.status is None:
-        if view.state == "refused" and not machine.agent_wanted:
-            return skipped(f"none at {view.url}; runs still print their verdicts", "gpuwatch up starts one")
-        if view.state == "foreign":
-            return problem(
-                f"{view.url}: {view.error}", "ss -ltnp shows which; stop it, or give the agent another --http"
-            )
-        return problem(f"{view.url}: {view.error}", "gpuwatch up starts one; --agent URL names one elsewhere")
-    if not view.ready:
-        return problem(
-            f"{view.url} is not ready: {view.not_ready}",
-            "gpuwatch agent's stderr names the collector that hangs; a full or slow disk under the history also does it",
-        )
-    return ok(f"{view.url} is ready, gpuwatch {view.status.version} on {view.status.host}")
+    return machine.agent()[1]
 
 
 def collectors(machine: Machine) -> Outcome:
     """The collectors of the agent that fail, with their own messages."""
-    status = machine.agent().status
+    status, _ = machine.agent()
     if status is None:
         return skipped(_NO_AGENT)
     listed = status.collectors
@@ -59,7 +46,7 @@ def collectors(machine: Machine) -> Outcome:
 
 def agent_version(machine: Machine) -> Outcome:
     """Whether the agent has the version of this package, and so of the hooks in this environment."""
-    status = machine.agent().status
+    status, _ = machine.agent()
     if status is None:
         return skipped(_NO_AGENT)
     theirs, ours = status.version, machine.gpuwatch_version
@@ -140,7 +127,8 @@ def _owner(path: Path) -> str:
 
 def history(machine: Machine) -> Outcome:
     """The history file of the agent that answers, else of the one that this user would start."""
-    status = machine.agent().status if is_local(machine.agent_url) else None
+    is_here = endpoint.is_loopback(urlsplit(machine.agent_url).hostname or "")
+    status = machine.agent()[0] if is_here else None
     kept = status.history.path if status is not None else None
     path = Path(kept) if kept else machine.history
     if path is None:
@@ -158,11 +146,11 @@ def history(machine: Machine) -> Outcome:
         return problem(f"{path}: {place} cannot be written", _OTHER_FILE)
     if place != path and not place.is_dir():
         return problem(f"{path}: {place} is a file, not a folder", _OTHER_FILE)
-    total, used = machine.space(place)
-    found = f"{path}, {size(total - used)} free"
-    if total - used < _LEAST_BYTES:
+    _, _, free = machine.space(place)
+    found = f"{path}, {size(free)} free"
+    if free < _LEAST_BYTES:
         return problem(found, f"make room: without it the agent's counters stop advancing; or {_OTHER_FILE}")
-    if total - used < _ENOUGH_BYTES:
+    if free < _ENOUGH_BYTES:
         return warning(found, "make room, or keep less: gpuwatch agent --keep-gib 0.5")
     return ok(found)
 

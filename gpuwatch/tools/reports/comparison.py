@@ -1,7 +1,6 @@
 """Two runs side by side: what changed and how sure that is, what was predicted, and the limits of `--fail-on`."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 import msgspec
@@ -166,29 +165,11 @@ def _samples_a_step(report: RunReport) -> float | None:
     return report.samples / steps if report.samples and steps else None
 
 
-@dataclass(frozen=True)
-class Broken:
-    """A limit that the run does not keep."""
-
-    name: str
-    """A state, whose share of the run's time is limited (0–1), `step_s`, the mean step in seconds, or `slower`: by which share the
-    second of two runs may be slower."""
-    most: float
-    value: float | None  # None: not measured, which keeps no limit
-
-    def __str__(self) -> str:
-        text = duration if self.name == STEP else percent
-        if self.value is None:
-            return f"{self.name} was not measured (limit {text(self.most)})"
-        if self.name == SLOWER:
-            return f"it is {percent(self.value)} slower, which is over the limit of {percent(self.most)}"
-        over = self.value - self.most
-        by = duration(over) if self.name == STEP else f"{over * 100:.1f} points"
-        return f"{self.name} is {text(self.value)}, {by} over the limit of {text(self.most)}"
-
-
 def parse_gate(text: str, of_two: bool = False) -> tuple[str, float]:
-    """Return the name and the limit in e.g. "input_wait=0.1"; with `of_two` "slower=0.05" too. Raises: ConfigError."""
+    """Return the name and the limit in e.g. "input_wait=0.1"; with `of_two` "slower=0.05" too. Raises: ConfigError.
+
+    The limit of a state is a share of the run's time (0–1), that of `step_s` a mean step in seconds, that of `slower` a share of step time.
+    """
     name, _, number = text.partition("=")
     name = name.strip()
     known = (*RUN_STATES, STEP, *((SLOWER,) if of_two else ()))
@@ -203,11 +184,24 @@ def parse_gate(text: str, of_two: bool = False) -> tuple[str, float]:
     raise ConfigError(f"--fail-on {text}: give {wanted}")
 
 
-def broken(report: RunReport, gates: list[tuple[str, float]], against: Comparison | None = None) -> list[Broken]:
-    """Return the limits that the run does not keep; with `against` as the second of two runs, which `slower` is about."""
+def broken(report: RunReport, gates: list[tuple[str, float]], against: Comparison | None = None) -> list[str]:
+    """Return by how much the run breaks which limits, as text; with `against` as the second of two runs, which `slower` is about.
+
+    What was not measured keeps no limit.
+    """
     values: dict[str, float | None] = {state: report.shares.get(state, 0.0) for state in RUN_STATES if report.states}
     values[STEP] = report.step_time.mean_s if report.step_time else None
     if against is not None and against.speedup is not None:  # no more of it than the interval proves
         values[SLOWER] = 1 / (against.speedup_interval or (0.0, against.speedup))[1] - 1
-    found = [Broken(name, most, values.get(name)) for name, most in gates]
-    return [each for each in found if each.value is None or each.value > each.most]
+    found = [(name, values.get(name), most) for name, most in gates]
+    return [_excess(name, value, most) for name, value, most in found if value is None or value > most]
+
+
+def _excess(name: str, value: float | None, most: float) -> str:
+    text = duration if name == STEP else percent
+    if value is None:
+        return f"{name} was not measured (limit {text(most)})"
+    if name == SLOWER:
+        return f"it is {percent(value)} slower, which is over the limit of {percent(most)}"
+    by = duration(value - most) if name == STEP else f"{(value - most) * 100:.1f} points"
+    return f"{name} is {text(value)}, {by} over the limit of {text(most)}"

@@ -5,7 +5,7 @@ States that mean trouble without a loader to blame also have a pattern, so that 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwatch.formatting import percent
 from gpuwatch.ledger.states import ENERGY_KINDS, shares
@@ -22,8 +22,7 @@ SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILLION, GREY, SAND)
 class Look:
     name: str
     colour: str
-    pattern: str = ""
-    """Of its area: hatched for a state that means trouble ("/" and "x" in opposite directions, "." as "/")."""
+    pattern: str = ""  # hatched for a state that means trouble ("/" and "x" in opposite directions, "." as "/")
 
     @property
     def hatch(self) -> str:
@@ -108,40 +107,35 @@ class Scale:
 
     factor: float
     suffix: str
+    least: float = 0.0  # the least magnitude that it is meant for
 
 
 @dataclass(frozen=True)
 class Shown:
     """How values of a unit are shown, and which metrics have it."""
 
-    scales: tuple[tuple[float, Scale], ...]  # the least magnitude that a scale is meant for, largest first
+    scales: tuple[Scale, ...]  # the largest first
     grafana: str = "short"
     metric: str | None = None  # the unit of metrics (`gpuwatch/metrics.py`) whose values are in this one
     rate_of: str | None = None  # the unit of metrics whose rates are in this one
 
 
-def _only(suffix: str, factor: float = 1.0) -> tuple[tuple[float, Scale], ...]:
-    return ((0.0, Scale(factor, suffix)),)
-
-
-_BYTES = tuple((1024.0**n, Scale(1024.0**-n, f" {unit}")) for n, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
+_BYTES = tuple(Scale(1024.0**-n, f" {unit}", 1024.0**n) for n, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
 Unit = str
 UNITS: dict[Unit, Shown] = {
-    "1": Shown(_only(""), metric="count"),
-    "ratio": Shown(_only("%", 100.0), "percentunit", metric="ratio", rate_of="seconds"),
-    "s": Shown(((1.0, Scale(1.0, " s")), (1e-3, Scale(1e3, " ms")), (0.0, Scale(1e6, " µs"))), "s", metric="seconds"),
-    "1/s": Shown(_only(" /s"), "ops", rate_of="count"),
+    "1": Shown((Scale(1.0, ""),), metric="count"),
+    "ratio": Shown((Scale(100.0, "%"),), "percentunit", metric="ratio", rate_of="seconds"),
+    "s": Shown((Scale(1.0, " s", 1.0), Scale(1e3, " ms", 1e-3), Scale(1e6, " µs")), "s", metric="seconds"),
+    "1/s": Shown((Scale(1.0, " /s"),), "ops", rate_of="count"),
     "bytes": Shown(_BYTES, "bytes", metric="bytes"),
-    "bytes/s": Shown(
-        tuple((least, Scale(scale.factor, f"{scale.suffix}/s")) for least, scale in _BYTES), "binBps", rate_of="bytes"
-    ),
-    "watts": Shown(_only(" W"), "watt", metric="watts", rate_of="joules"),
-    "celsius": Shown(_only(" °C"), "celsius", metric="celsius"),
-    "hertz": Shown(((1e9, Scale(1e-9, " GHz")), (0.0, Scale(1e-6, " MHz"))), "hertz", metric="hertz"),
-    "hours": Shown(_only(" h"), "h"),
-    "money": Shown(_only(""), "currency:USD"),
-    "money/h": Shown(_only(" /h"), "currency:USD"),
-    "up": Shown(_only("")),
+    "bytes/s": Shown(tuple(replace(scale, suffix=f"{scale.suffix}/s") for scale in _BYTES), "binBps", rate_of="bytes"),
+    "watts": Shown((Scale(1.0, " W"),), "watt", metric="watts", rate_of="joules"),
+    "celsius": Shown((Scale(1.0, " °C"),), "celsius", metric="celsius"),
+    "hertz": Shown((Scale(1e-9, " GHz", 1e9), Scale(1e-6, " MHz")), "hertz", metric="hertz"),
+    "hours": Shown((Scale(1.0, " h"),), "h"),
+    "money": Shown((Scale(1.0, ""),), "currency:USD"),
+    "money/h": Shown((Scale(1.0, " /h"),), "currency:USD"),
+    "up": Shown((Scale(1.0, ""),)),
 }
 """Every unit that a panel can have. `money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""
 
@@ -150,8 +144,8 @@ def scale_for(unit: Unit, magnitude: float) -> Scale:
     """Return the scale in which a value of this magnitude is easy to read."""
     scales = UNITS[unit].scales
     if unit == "s" and magnitude == 0:
-        return scales[0][1]
-    return next((scale for least, scale in scales if abs(magnitude) >= least), scales[-1][1])
+        return scales[0]
+    return next((scale for scale in scales if abs(magnitude) >= scale.least), scales[-1])
 
 
 def display(value: float | None, unit: Unit) -> str:

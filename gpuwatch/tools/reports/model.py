@@ -28,8 +28,7 @@ class Found(Finding, frozen=True, kw_only=True):
 
     rank: int
     episodes: tuple[tuple[float, float], ...]
-    stacks: Stacks | None = None
-    """Where the processes were when it began; None: no stacks were taken."""
+    stacks: Stacks | None = None  # where the processes were when it began; None: no stacks were taken
 
     @property
     def active_s(self) -> float:
@@ -39,8 +38,7 @@ class Found(Finding, frozen=True, kw_only=True):
 class StepStatistics(msgspec.Struct, frozen=True):
     """Training steps, first batches of passes left out; by the device's timeline where it measured them."""
 
-    measured: int
-    """Steps that these figures are of: the last ones, 20,000 at most."""
+    measured: int  # steps that these figures are of: the last ones, 20,000 at most
     mean_s: float
     mean_interval_s: tuple[float, float] | None
     """95% confidence interval of the mean: t over means of blocks of consecutive steps; None with too few steps."""
@@ -51,10 +49,8 @@ class StepStatistics(msgspec.Struct, frozen=True):
     transfer_s: float
     compute_s: float
     """Means of the three parts."""
-    block_means_s: tuple[float, ...]
-    """What the interval is made of: means of consecutive blocks of equal size, oldest first."""
-    of_last: int | None = None
-    """How many of the run's last steps were taken; None: all whose records came."""
+    block_means_s: tuple[float, ...]  # of consecutive blocks of equal size, oldest first: the interval is made of them
+    of_last: int | None = None  # how many of the run's last steps were taken; None: all whose records came
 
 
 class LedgerOverTime(msgspec.Struct, frozen=True):
@@ -104,10 +100,8 @@ class RunReport(msgspec.Struct, frozen=True):
     timeline: str
     world_size: int
     started_s: float
-    until_s: float
-    """Up to when the account is final."""
-    duration_s: float
-    """Time of all ranks together: the sum of `states`."""
+    until_s: float  # up to when the account is final
+    duration_s: float  # time of all ranks together: the sum of `states`
     states: dict[str, float]
     shares: dict[str, float]
     steps: int
@@ -115,21 +109,17 @@ class RunReport(msgspec.Struct, frozen=True):
     records_lost: int
     verdict: Verdict
     step_time: StepStatistics | None
-    findings: tuple[Found, ...]
-    """Roots first, by what they cost; a consequence follows its root."""
+    findings: tuple[Found, ...]  # roots first, by what they cost; a consequence follows its root
     ranks: tuple[Rank, ...]
     loader: dict[str, int | bool | None] | None
     versions: dict[str, str]
     tags: dict[str, str]
-    gpus: tuple[str, ...]
-    """Models of the GPUs that the run held, as far as the agent saw them."""
+    gpus: tuple[str, ...]  # models of the GPUs that the run held, as far as the agent saw them
     over_time: LedgerOverTime
     steps_over_time: StepsOverTime
     cost: Cost | None = None
-    phases: dict[str, float] = {}
-    """Seconds by name of the declared phases that are a part of the state `other`."""
-    energy_joules: dict[str, float] = {}
-    """Energy by state of the GPUs that its ranks alone held; empty: not measured."""
+    phases: dict[str, float] = {}  # seconds by name of the declared phases that are a part of the state `other`
+    energy_joules: dict[str, float] = {}  # energy by state of the GPUs that its ranks alone held; empty: not measured
 
     @property
     def headline(self) -> str:

@@ -19,14 +19,14 @@ from gpuwatch.diagnosis.rates import money
 from gpuwatch.formatting import duration, harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports import display
-from gpuwatch.tools.reports.comparison import VISIBLE, Broken, Comparison
+from gpuwatch.tools.reports.comparison import VISIBLE, Comparison
 from gpuwatch.tools.reports.display import SEVERITIES, STATES, Look
 from gpuwatch.tools.reports.model import Found, RunReport, StepsOverTime, when
 from gpuwatch.tools.stacks.records import rows as stack_rows
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
-_DISPLAY = ("KINDS", "PHASES", "SEVERITIES", "STATES", "STATUS_SIGNS", "VERDICTS")
+_DISPLAY = ("PHASES", "SEVERITIES", "STATES", "STATUS_SIGNS", "VERDICTS")
 
 
 @cache
@@ -40,10 +40,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (code, display.digits, display.display, duration, money, percent, plain, sentence, shares, when)
+    of_display = (display.digits, display.display, display.energy)
+    filters = (*of_display, code, duration, money, percent, plain, sentence, shares, when)
     made.filters |= {each.__name__: each for each in filters}
-    made.filters["energy"] = display.energy
-    made.filters["hours"] = lambda hours: f"{display.digits(hours) if hours else 0} h"
     made.globals |= {name: getattr(display, name) for name in _DISPLAY}
     made.globals |= {"VISIBLE": VISIBLE, "stack_rows": stack_rows}
     return made
@@ -77,7 +76,7 @@ def legend_of(states: Iterable[str]) -> list[Look]:
     return [look for state, look in STATES.items() if state in found]
 
 
-def as_html(found: RunReport | Comparison, broken: Sequence[Broken] = ()) -> str:
+def as_html(found: RunReport | Comparison, broken: Sequence[str] = ()) -> str:
     """Return a report, or a comparison: `a` on the left, `b` on the right, one below the other on a phone."""
     runs = (found,) if isinstance(found, RunReport) else (found.a, found.b)
     top_s = max(_highest_s(run.steps_over_time) for run in runs)
@@ -93,7 +92,7 @@ def as_html(found: RunReport | Comparison, broken: Sequence[Broken] = ()) -> str
     )
 
 
-def as_markdown(found: RunReport | Comparison, broken: Sequence[Broken] = ()) -> str:
+def as_markdown(found: RunReport | Comparison, broken: Sequence[str] = ()) -> str:
     return _template(found, "md").render(report=found, comparison=found, broken=broken).rstrip() + "\n"
 
 

@@ -28,10 +28,9 @@ class HotLine(msgspec.Struct, frozen=True):
     @property
     def share(self) -> str:
         """E.g. "71% of samples", with the function's own share where that is notably more."""
-        more = self.function_ratio - self.ratio >= 0.05
-        return f"{self.ratio:.0%} of samples" + (
-            f" ({self.function_ratio:.0%} in all of {self.function})" if more else ""
-        )
+        has_more = self.function_ratio - self.ratio >= 0.05
+        more = f" ({self.function_ratio:.0%} in all of {self.function})" if has_more else ""
+        return f"{self.ratio:.0%} of samples{more}"
 
 
 class ProcessStacks(msgspec.Struct, frozen=True):
@@ -43,8 +42,7 @@ class ProcessStacks(msgspec.Struct, frozen=True):
     index: int  # workers are counted from 0 in the order of their pids
     samples: int = msgspec.field(name="looks")  # the name is that of a report's JSON, whose fields never change
     lines: tuple[HotLine, ...]  # the hottest first, at most five; empty where no sample had a line of the user's code
-    elsewhere_ratio: float
-    """Share of samples without a line of the user's code on the stack: in libraries only, or waiting for work."""
+    elsewhere_ratio: float  # share of samples without a line of the user's code: in libraries only, or waiting for work
     elsewhere: str = ""  # the most frequent place in those, e.g. "selectors.py:415 PollSelector.select".
 
     def name(self, ranks: int = 1) -> str:

@@ -43,12 +43,10 @@ class Target:
 
 
 def find_py_spy() -> Path:
-    same_environment = Path(sys.executable).with_name("py-spy")
-    if same_environment.exists():
-        return same_environment
-    if found := shutil.which("py-spy"):
-        return Path(found)
-    raise MissingExtra("py-spy", "stacks")
+    found = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+    if found is None:
+        raise MissingExtra("py-spy", "stacks")
+    return Path(found)
 
 
 def check_readable(pid: int, procfs: Path = Path("/proc")) -> None:

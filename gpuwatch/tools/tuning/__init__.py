@@ -5,13 +5,14 @@ The loader runs alone, each setting in a separate process, within the available 
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook.evidence import usable_cores
 from gpuwatch.tools.tuning.measure import measure, room
 from gpuwatch.tools.tuning.result import Row, TuneResult
-from gpuwatch.tools.tuning.sweep import Goal, Sweep
+from gpuwatch.tools.tuning.sweep import Sweep
 from gpuwatch.tools.tuning.target import target
 
 
@@ -54,10 +55,6 @@ def tune(
     cuda_in_use = torch is not None and torch.cuda.is_initialized()  # a child could not use it
     takes = wanted.varies - {"pin_memory"} if cuda_in_use else wanted.varies
     cores = max(1, (usable_cores() or 1) // ranks)
-    sweep = Sweep(
-        Goal(step_s, budget_s, max_workers, ranks, wanted.name, takes),
-        lambda setting, plan: measure(wanted, setting, plan, cores),
-        lambda: room(cores),
-        progress,
-    )
+    measured = partial(measure, wanted, cores=cores)
+    sweep = Sweep(measured, room, progress, cores, step_s, budget_s, max_workers, ranks, wanted.name, takes)
     return sweep.run()

@@ -91,10 +91,10 @@ def feeds(row: Measured, step_s: float) -> bool:
 def choose(rows: Sequence[Row], step_s: float | None) -> Measured | None:
     """Return the smallest setting that is good enough; None where nothing was measured."""
     done = sorted(measured(rows), key=lambda row: (row.setting.num_workers, row.setting.prefetch_factor or 0))
-    return next((row for row in done if good_enough(row, done, step_s)), None)
+    return next((row for row in done if _good_enough(row, done, step_s)), None)
 
 
-def good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) -> bool:
+def _good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) -> bool:
     """Return whether a setting feeds the step; if none does, or without a step, whether it is within 5% of the best."""
     if step_s is not None and any(feeds(other, step_s) for other in done):
         return feeds(row, step_s)
@@ -193,7 +193,7 @@ def why(rows: Sequence[Row], chosen: Measured, step_s: float | None, cores: int,
     return f"{nothing} feeds a {step} step; {name} comes closest ({every}, steps {slower} longer); {the_limit}"
 
 
-def warnings(rows: Sequence[Row], chosen: Measured, start: Room) -> list[str]:
+def warnings(rows: Sequence[Row], chosen: Measured, cores: int) -> list[str]:
     """Return a sentence for each way in which the measurements may mislead."""
     found = []
     done = measured(rows)
@@ -208,6 +208,6 @@ def warnings(rows: Sequence[Row], chosen: Measured, start: Room) -> list[str]:
             )
     if any(not row.steady for row in done):
         found.append("* a pass is shorter than what workers prefetch: whole passes were timed, their start included")
-    if chosen.cpu_cores is not None and chosen.setting.num_workers and chosen.cpu_cores > start.cores - 0.5:
+    if chosen.cpu_cores is not None and chosen.setting.num_workers and chosen.cpu_cores > cores - 0.5:
         found.append("the loader alone takes all cores; training needs one of them too")
     return found

@@ -40,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 _BUS_ERROR = "a worker was killed by a bus error: /dev/shm was full"
 
 
-def room(cores: int, shm: Path = Path("/dev/shm")) -> Room:
+def room(shm: Path = Path("/dev/shm")) -> Room:
     """Return what is free now, within the memory limit of the container or the job."""
     memory, mount = optional(memory_bytes) or {}, optional(shm_bytes, shm)
     available, total = memory.get("MemAvailable"), memory.get("MemTotal")
@@ -48,9 +48,9 @@ def room(cores: int, shm: Path = Path("/dev/shm")) -> Room:
     if limit is not None and (available is None or limit.available_bytes < available):
         available, total = limit.available_bytes, limit.limit_bytes
     if mount is None:
-        return Room(cores, available, total)
+        return Room(available, total)
     shm_size, shm_used = mount
-    return Room(cores, available, total, shm_size - shm_used, shm_size)
+    return Room(available, total, shm_size - shm_used, shm_size)
 
 
 def measure(target: Target, setting: Setting, plan: Plan, cores: int) -> Measured | Failed:
@@ -66,7 +66,7 @@ def measure(target: Target, setting: Setting, plan: Plan, cores: int) -> Measure
             process.start()
         sender.close()
         assert process.pid is not None
-        watch = _Watch(process.pid, cores)
+        watch = _Watch(process.pid)
         answer: Measured | Failed | None = None
         try:
             answer = _answer(receiver, watch, setting, plan)
@@ -113,15 +113,14 @@ def _danger(now: Room) -> str | None:
 
 
 class _Watch:
-    def __init__(self, pid: int, cores: int) -> None:
+    def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._cores = cores
         self._memory_due = 0.0
         self._main_rss = self._main_private = self._worker_private = 0
         self._shm_free = self._least_shm_free = self._room().shm_bytes
 
     def _room(self) -> Room:
-        return room(self._cores, Path(f"/proc/{self._pid}/root/dev/shm"))
+        return room(Path(f"/proc/{self._pid}/root/dev/shm"))
 
     def sample(self) -> Room:
         free = self._room()

@@ -15,7 +15,8 @@ _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batc
 
 @dataclass(frozen=True)
 class Room:
-    cores: int
+    """What is free, and in all; None: not known."""
+
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
     shm_bytes: int | None = None
@@ -54,8 +55,7 @@ SETTINGS = frozenset(Setting.__dataclass_fields__)
 class Usage:
     main_rss_bytes: int | None = None
     main_private_bytes: int | None = None
-    worker_private_bytes: int | None = None
-    """Of the largest worker, without what it shares: the cost of one more worker."""
+    worker_private_bytes: int | None = None  # of the largest worker, without what it shares: the cost of one more
     shm_bytes: int | None = None
 
 
@@ -64,12 +64,10 @@ class Measured:
     setting: Setting
     make_s: float
     first_batch_s: float  # from `iter()` to the first batch: the workers' start and one fetch
-    batch_s: float
-    """Median time between batches once the prefetched ones are used up; a cycle of all workers counts as one."""
+    batch_s: float  # median time between batches after the prefetched ones; a cycle of all workers counts as one
     spread_ratio: float | None  # half of the interquartile range over the median; None with fewer than four cycles
     batches: int
-    steady: bool = True
-    """False: a pass is shorter than what is prefetched, and whole passes were timed, start-up included."""
+    steady: bool = True  # False: a pass is shorter than what is prefetched; whole passes were timed, with their start
     batch_bytes: int | None = None  # tensors and arrays of the largest batch
     shared_bytes: int | None = None  # those of them that workers pass through /dev/shm: torch tensors
     cpu_cores: float | None = None
@@ -124,8 +122,7 @@ class TuneResult:
     stopped: str
     notes: tuple[str, ...] = ()
     elapsed_s: float = 0.0
-    facts: dict[str, int | None] = field(default_factory=dict)
-    """What the machine had free at the start: memory_available_bytes, shm_free_bytes."""
+    facts: dict[str, int | None] = field(default_factory=dict)  # at the start: memory_available_bytes, shm_free_bytes
 
     def keywords(self) -> dict[str, int | bool | None]:
         """Return the chosen setting as keyword arguments: `DataLoader(dataset, **result.keywords())`."""

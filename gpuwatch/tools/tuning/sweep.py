@@ -15,16 +15,6 @@ _REFINEMENTS = 4
 _INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True)
-class Goal:
-    step_s: float | None  # a training step without any wait; None: find the fastest setting
-    budget_s: float = 60.0
-    max_workers: int | None = None
-    ranks: int = 1  # training processes of the node that share its cores, memory and /dev/shm
-    name: str = "make_loader"
-    takes: frozenset[str] = SETTINGS
-
-
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during a sweep; `result` is what was measured so far, None if nothing was."""
 
@@ -37,10 +27,16 @@ class Interrupted(KeyboardInterrupt):
 class Sweep:
     """One pass through the settings. `progress` is called with each new row."""
 
-    goal: Goal
     measure: Callable[[Setting, Plan], Measured | Failed]
     room: Callable[[], Room]
     progress: Callable[[Row], None]
+    cores: int
+    step_s: float | None  # a training step without any wait; None: find the fastest setting
+    budget_s: float = 60.0
+    max_workers: int | None = None
+    ranks: int = 1  # training processes of the node that share its cores, memory and /dev/shm
+    name: str = "make_loader"
+    takes: frozenset[str] = SETTINGS
     clock: Callable[[], float] = time.monotonic
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -54,19 +50,19 @@ class Sweep:
         try:
             self._ladder()
             self._refine()
-            best = choose.choose(self.rows, self.goal.step_s)
+            best = choose.choose(self.rows, self.step_s)
             if best is not None:
                 return self._result(self._options(best))
         except KeyboardInterrupt:
             self.stopped = _INTERRUPTED
-            best = choose.choose(self.rows, self.goal.step_s)
+            best = choose.choose(self.rows, self.step_s)
             raise Interrupted(self._result(best.setting) if best else None) from None
         failure = next((row for row in self.rows if isinstance(row, Failed)), None)
         if failure is not None and failure.kind == "no_loader":
             raise ConfigError(failure.text)
         what = self.stopped if failure is None else failure.text
         raise ConfigError(
-            f"{self.goal.name}: the loader fails with every setting tried: {what}; "
+            f"{self.name}: the loader fails with every setting tried: {what}; "
             "take one batch from it without gpuwatch to see more"
         )
 
@@ -75,9 +71,9 @@ class Sweep:
         for known in self.rows:
             if known.setting == setting and isinstance(known, LeftOut):
                 return known
-        budget_s, needs_s = self.goal.budget_s, self._needs_s(setting)
+        budget_s, needs_s = self.budget_s, self._needs_s(setting)
         remaining_s = budget_s - (self.clock() - self.begun_s)
-        row: Row | None = choose.left_out(setting, self.rows, self.room(), self.goal.ranks)
+        row: Row | None = choose.left_out(setting, self.rows, self.room(), self.ranks)
         if row is None and self.rows and remaining_s < needs_s:
             row = LeftOut(setting, "budget", f"the budget of {duration(budget_s)} is used up")
         if row is None:
@@ -98,11 +94,11 @@ class Sweep:
         workers = 0
         while True:
             row = self._try(_setting(workers))
-            if isinstance(row, LeftOut) and row.limit in ("shm", "memory") and "prefetch_factor" in self.goal.takes:
+            if isinstance(row, LeftOut) and row.limit in ("shm", "memory") and "prefetch_factor" in self.takes:
                 row = self._try(Setting(workers, 1))
             if self._over(row):
                 return
-            bound, limit, reason = choose.most_workers(self.rows, self.start.cores, self.goal.max_workers)
+            bound, limit, reason = choose.most_workers(self.rows, self.cores, self.max_workers)
             following = 2 * workers if workers else 1
             if min(following, bound) <= workers:
                 self.rows.append(LeftOut(_setting(following), limit, reason))
@@ -112,16 +108,15 @@ class Sweep:
 
     def _over(self, row: Row) -> bool:
         """Return whether to stop before larger settings, and record why."""
-        step_s = self.goal.step_s
         if isinstance(row, LeftOut):
             self.stopped = choose.reason(row)
         elif isinstance(row, Failed):
             if row.kind in ("error", "timeout") and row.setting.num_workers == 0:  # it may run with workers
                 return False
             self.stopped = f"{row.setting} failed: {row.text}"
-        elif step_s is not None and choose.feeds(row, step_s):
+        elif self.step_s is not None and choose.feeds(row, self.step_s):
             self.stopped = f"{row.setting} feeds the step"
-        elif choose.saturated(measured(self.rows), step_s):
+        elif choose.saturated(measured(self.rows), self.step_s):
             self.stopped = "two more settings gained less than 5%"
         else:
             return False
@@ -129,36 +124,32 @@ class Sweep:
 
     def _refine(self) -> None:
         """Find the smallest number of workers that is enough, between the last that is not and the first that is."""
-        step_s = self.goal.step_s
         for _ in range(_REFINEMENTS):
-            done = measured(self.rows)
-            good = [row.setting for row in done if choose.good_enough(row, done, step_s)]
-            if not good:
+            best = choose.choose(self.rows, self.step_s)
+            if best is None:
                 return
-            smallest = min(good, key=lambda setting: setting.num_workers)
-            high = smallest.num_workers
+            done, high = measured(self.rows), best.setting.num_workers
             low = max((row.setting.num_workers for row in self.rows if row.setting.num_workers < high), default=high)
             if high - low <= 1:
                 return
             enough_s = min(row.batch_s for row in done) * (1 + choose.WORTH)
-            wanted_s = enough_s if step_s is None else choose.SPARE * step_s
+            wanted_s = enough_s if self.step_s is None else choose.SPARE * self.step_s
             guess = -int(-(choose.fetch_s(done) or 0.0) // wanted_s)
-            between = replace(smallest, num_workers=min(high - 1, max(low + 1, guess)))
+            between = replace(best.setting, num_workers=min(high - 1, max(low + 1, guess)))
             if isinstance(self._try(between), LeftOut):
                 return
 
     def _options(self, best: Measured) -> Setting:
         """Vary the other options at the chosen number of workers; return the setting to choose."""
-        takes = self.goal.takes
         setting = best.setting
-        if setting.num_workers and "prefetch_factor" in takes:
+        if setting.num_workers and "prefetch_factor" in self.takes:
             setting = self._prefetch(best)
-        if best.copy_s is not None and "pin_memory" in takes:
+        if best.copy_s is not None and "pin_memory" in self.takes:
             row = self._try(replace(setting, pin_memory=True))
             if isinstance(row, Measured) and row.copy_s is not None and row.copy_s < 0.9 * best.copy_s:
                 setting = row.setting
                 self.notes.append(f"pin_memory: a copy to the GPU {duration(best.copy_s)} → {duration(row.copy_s)}")
-        if setting.num_workers and "persistent_workers" in takes:
+        if setting.num_workers and "persistent_workers" in self.takes:
             row = self._try(replace(setting, persistent_workers=True), second_pass=True)
             if isinstance(row, Measured) and row.second_first_batch_s is not None:
                 again, first = row.second_first_batch_s, row.first_batch_s
@@ -171,12 +162,12 @@ class Sweep:
 
     def _prefetch(self, best: Measured) -> Setting:
         """Return the setting with a larger prefetch_factor where that gains 5%."""
-        current, step_s = best, self.goal.step_s
+        current = best
         while (factor := current.setting.prefetch_factor or PREFETCH) < 8:
             row = self._try(replace(current.setting, prefetch_factor=2 * factor))
             if not isinstance(row, Measured) or not choose.faster(row, current):
                 break
-            if step_s is not None and choose.feeds(current, step_s):
+            if self.step_s is not None and choose.feeds(current, self.step_s):
                 break
             current = row
         if current is not best:
@@ -185,21 +176,20 @@ class Sweep:
         return current.setting
 
     def _result(self, setting: Setting) -> TuneResult:
-        step_s, start = self.goal.step_s, self.start
         shape = (setting.num_workers, setting.prefetch_factor)
         same = [row for row in measured(self.rows) if (row.setting.num_workers, row.setting.prefetch_factor) == shape]
         chosen = next((row for row in same if not row.setting.persistent_workers), same[0])
         return TuneResult(
             rows=tuple(self.rows),
             chosen=setting,
-            feeds=None if step_s is None else choose.feeds(chosen, step_s),
-            why=choose.why(self.rows, chosen, step_s, start.cores, self.stopped == _INTERRUPTED),
-            step_s=step_s,
-            cores=start.cores,
+            feeds=None if self.step_s is None else choose.feeds(chosen, self.step_s),
+            why=choose.why(self.rows, chosen, self.step_s, self.cores, self.stopped == _INTERRUPTED),
+            step_s=self.step_s,
+            cores=self.cores,
             stopped=self.stopped,
-            notes=(*self.notes, *choose.warnings(self.rows, chosen, start)),
+            notes=(*self.notes, *choose.warnings(self.rows, chosen, self.cores)),
             elapsed_s=self.clock() - self.begun_s,
-            facts={"memory_available_bytes": start.memory_bytes, "shm_free_bytes": start.shm_bytes},
+            facts={"memory_available_bytes": self.start.memory_bytes, "shm_free_bytes": self.start.shm_bytes},
         )
 
 

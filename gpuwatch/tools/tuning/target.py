@@ -114,7 +114,8 @@ def rebuilt(loader: Any, setting: Setting, name: str) -> Any:
 
 
 def _check_rebuildable(loader: Any, name: str) -> None:
-    if not _is_data_loader(loader) or type(loader) is not sys.modules["torch.utils.data"].DataLoader:
+    data = sys.modules.get("torch.utils.data")
+    if data is None or type(loader) is not data.DataLoader:
         raise ConfigError(
             f"{name} is or returns a {type(loader).__name__}, which gpuwatch cannot start with other settings: "
             f"it knows the constructor of DataLoader itself only; {_WRITE}"

@@ -19,6 +19,7 @@ from typing import Any
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import batches
+from gpuwatch.hook.loader_health import shared_bytes
 from gpuwatch.host.proc import by_pid, cpu_times_s, io_bytes, run_queue_s, stat, text_of
 from gpuwatch.tools.tuning.result import Measured, Setting
 from gpuwatch.tools.tuning.target import Target
@@ -190,11 +191,9 @@ class _Run:
         return False
 
     def _measure_size(self, batch: Any) -> None:
-        found = list(batches.tensors(batch))
-        if found:
-            shared = sum(int(tensor.nbytes) for tensor in found if hasattr(tensor, "untyped_storage"))
-            self.batch_bytes = max(self.batch_bytes or 0, sum(int(tensor.nbytes) for tensor in found))
-            self.shared_bytes = max(self.shared_bytes or 0, shared)
+        if (size := batches.size_bytes(batch)) is not None:
+            self.batch_bytes = max(self.batch_bytes or 0, size)
+            self.shared_bytes = max(self.shared_bytes or 0, shared_bytes(batch) or 0)
 
     def _enough(self, arrivals: list[float], uncounted: int) -> bool:
         if arrivals[-1] >= self.deadline:

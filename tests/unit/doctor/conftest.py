@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.tools.doctor.machine import AgentView, Machine, NvmlFacts
+from gpuwatch.tools.doctor.machine import Machine, NvmlFacts, ask_agent
 from tests.unit.doctor.machines import GIB, REQUIREMENTS, VERSIONS, answers, two_gpus, write
 
-METHODS = ("requirements", "folder_of", "limits", "cores", "space", "reads", "writes", "connects")
+METHODS = ("requirements", "folder_of", "limits", "reads", "connects")
 
 
 @pytest.fixture
@@ -50,18 +50,15 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
 
     def make(**changes: Any) -> Machine:
         versions: Mapping[str, str] = changes.pop("versions", VERSIONS)
-        agent: AgentView = changes.pop(
-            "view", AgentView("http://127.0.0.1:9478", "refused", error="Connection refused")
-        )
+        agent = changes.pop("agent", None) or ask_agent("http://127.0.0.1:9478", False, answers({}))
         nvml: NvmlFacts = changes.pop("facts", two_gpus())
         pages: Mapping[str, Any] = changes.pop("pages", {})
         limit: tuple[int, int] = changes.pop("limit", (65536, 65536))
-        space: tuple[int, int] = changes.pop("disk", (64 * GIB, GIB))
+        size, used = changes.pop("disk", (64 * GIB, GIB))
         fields: dict[str, Any] = {
             "environ": {},
             "uid": 0,
             "agent_url": "http://127.0.0.1:9478",
-            "agent_wanted": False,
             "prometheus_url": None,
             "history": tmp_path / "state/gpuwatch/history.db",
             "procfs": proc,
@@ -78,7 +75,7 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
             "fetch": answers(pages),
             "limits": lambda number: limit,
             "cores": lambda: 8,
-            "space": lambda path: space,
+            "space": lambda path: (size, used, size - used),
             "reads": lambda path: True,
             "writes": lambda path: True,
             "connects": lambda host, port: False,

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpuwatch.api import Status
 from gpuwatch.api.client import Reply
-from gpuwatch.tools.doctor.machine import NvmlFacts
+from gpuwatch.tools.doctor.machine import NvmlFacts, ask_agent
+from gpuwatch.tools.doctor.outcome import Outcome
 
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -44,6 +46,13 @@ UNLIMITED = float("inf")
 def two_gpus(**changes: Any) -> NvmlFacts:
     facts: dict[str, Any] = {"driver": "550.54.15", "cuda": (12, 4), "gpus": (("GPU-aa11", H100), ("GPU-ab22", H100))}
     return NvmlFacts("answers", **{**facts, **changes})
+
+
+def alive(**changes: Any) -> tuple[Status | None, Outcome]:
+    """Return what an agent says that is ready."""
+    url = "http://127.0.0.1:9478"
+    pages = {f"{url}/api/v1/status": {**STATUS, **changes}, f"{url}/readyz": "ready"}
+    return ask_agent(url, True, answers(pages))
 
 
 def answers(pages: Mapping[str, Any]) -> Callable[[str], Reply]:

@@ -8,22 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from gpuwatch.api import Status
 from gpuwatch.api.client import Reply
-from gpuwatch.tools.doctor.machine import AgentView, Machine, ask_agent
+from gpuwatch.tools.doctor.machine import Machine, ask_agent
+from gpuwatch.tools.doctor.outcome import Outcome
 from gpuwatch.tools.doctor.services import agent, agent_version, collectors, hook_socket
 from gpuwatch.wire import endpoint
-from tests.unit.doctor.machines import STATUS, answers
+from tests.unit.doctor.machines import STATUS, alive, answers
 
 MakeMachine = Callable[..., Machine]
 URL = "http://127.0.0.1:9478"
-
-
-def alive(**changes: Any) -> AgentView:
-    return AgentView(URL, "answers", msgspec.convert({**STATUS, **changes}, Status), ready=True)
 
 
 @pytest.fixture
@@ -43,44 +39,56 @@ def listener(place: Path) -> Iterator[Path]:
         yield place / "hook.sock"
 
 
+def asked(page: Any, wanted: bool = False, **pages: Any) -> tuple[Status | None, Outcome]:
+    """Return what the doctor finds where an agent gives this as its status."""
+    return ask_agent(
+        URL, wanted, answers({f"{URL}/api/v1/status": page, **{f"{URL}/{n}": p for n, p in pages.items()}})
+    )
+
+
 def test_agent(machine: MakeMachine) -> None:
-    assert agent(machine(view=alive())).found == f"{URL} is ready, gpuwatch 0.1.0 on node-17"
+    status, outcome = alive()
+    assert status is not None and status.host == "node-17"
+    assert agent(machine(agent=(status, outcome))) == outcome
+    assert (outcome.status, outcome.found) == ("ok", f"{URL} is ready, gpuwatch 0.1.0 on node-17")
     assert agent(machine()).status == "skipped"
-    assert agent(machine(agent_wanted=True)).status == "problem"
-    hung = agent(machine(view=AgentView(URL, "unreachable", error="timed out")))
-    assert hung.status == "problem" and "timed out" in hung.found
-    stale = AgentView(URL, "answers", STATUS, ready=False, not_ready="the last sample is 9 s old")
-    assert agent(machine(view=stale)).found == f"{URL} is not ready: the last sample is 9 s old"
+    status, stale = asked(STATUS, readyz=Reply(503, b"the last sample is 9 s old\n"))
+    assert status is not None and stale.status == "problem"
+    assert stale.found == f"{URL} is not ready: the last sample is 9 s old"
 
 
 def test_collectors(machine: MakeMachine) -> None:
-    assert collectors(machine(view=alive())).found == "1 of 2 work; nothing to measure here: gpu"
+    assert collectors(machine(agent=alive())).found == "1 of 2 work; nothing to measure here: gpu"
     assert collectors(machine()).status == "skipped"
     failing = [{"name": "shm", "success": False, "message": "EACCES"}]
-    outcome = collectors(machine(view=alive(collectors=failing)))
+    outcome = collectors(machine(agent=alive(collectors=failing)))
     assert (outcome.status, outcome.found) == ("problem", "shm: EACCES")
 
 
 def test_agent_version(machine: MakeMachine) -> None:
-    assert agent_version(machine(view=alive())).status == "ok"
+    assert agent_version(machine(agent=alive())).status == "ok"
     assert agent_version(machine()).status == "skipped"
-    outcome = agent_version(machine(view=alive(version="0.2.0")))
+    outcome = agent_version(machine(agent=alive(version="0.2.0")))
     assert outcome.status == "warning" and "'gpuwatch-training==0.2.0'" in str(outcome.remedy)
 
 
 @pytest.mark.parametrize(
-    ("page", "state"),
+    ("page", "found", "remedy"),
     [
-        (ConnectionRefusedError(111, "Connection refused"), "refused"),
-        (TimeoutError("timed out"), "unreachable"),
-        (Reply(200, b"<html>"), "foreign"),
-        (Reply(404, b"{}"), "foreign"),
-        ({"version": 3}, "foreign"),
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused", "--agent URL names one elsewhere"),
+        (TimeoutError("timed out"), "timed out", "--agent URL names one elsewhere"),
+        (Reply(401, b'{"error": "no token"}'), "it answers with status 401: no token", "--agent URL"),
+        (Reply(200, b"<html>"), "another program answers there (not the agent's JSON)", "another --http"),
+        (Reply(404, b"{}"), "another program answers there (status 404)", "another --http"),
+        ({"version": 3}, "another program answers there (not the agent's JSON)", "another --http"),
     ],
 )
-def test_who_answers_at_the_agents_address(page: Any, state: str) -> None:
-    view = ask_agent(URL, answers({f"{URL}/api/v1/status": page}))
-    assert (view.state, view.status) == (state, None) and view.error
+def test_who_answers_at_the_agents_address(page: Any, found: str, remedy: str) -> None:
+    status, outcome = asked(page, wanted=True)
+    assert (status, outcome.status, outcome.found) == (None, "problem", f"{URL}: {found}")
+    assert outcome.remedy and remedy in outcome.remedy
+    missing = isinstance(page, ConnectionRefusedError)
+    assert asked(page)[1].status == ("skipped" if missing else "problem")
 
 
 def test_no_socket_is_no_problem(machine: MakeMachine, tmp_path: Path) -> None:

@@ -6,22 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from gpuwatch.api import Status
 from gpuwatch.api.client import Reply
-from gpuwatch.tools.doctor.machine import AgentView, Machine
+from gpuwatch.tools.doctor.machine import Machine
 from gpuwatch.tools.doctor.services import alert_rules, history, prometheus
-from tests.unit.doctor.machines import GIB, STATUS
+from tests.unit.doctor.machines import GIB, alive
 
 MakeMachine = Callable[..., Machine]
-URL = "http://127.0.0.1:9478"
 PROMETHEUS = "http://prometheus:9090"
-
-
-def alive(**changes: Any) -> AgentView:
-    return AgentView(URL, "answers", msgspec.convert({**STATUS, **changes}, Status), ready=True)
 
 
 def test_history_of_the_agent_that_would_be_started(machine: MakeMachine, tmp_path: Path) -> None:
@@ -41,11 +34,11 @@ def test_history_of_the_agent_that_would_be_started(machine: MakeMachine, tmp_pa
 
 def test_history_of_the_agent_that_answers(machine: MakeMachine, tmp_path: Path) -> None:
     kept = {"path": str(tmp_path / "h.db"), "failures": 0}
-    host = machine(view=alive(history=kept), writes=lambda path: False)
+    host = machine(agent=alive(history=kept), writes=lambda path: False)
     assert history(host).found.startswith(f"{tmp_path}/h.db")
     unseen = {"path": str(tmp_path / ("x" * 300) / "h.db"), "failures": 0}
-    assert history(machine(view=alive(history=unseen))).status == "skipped"
-    failing = history(machine(view=alive(history={**kept, "failures": 3})))
+    assert history(machine(agent=alive(history=unseen))).status == "skipped"
+    failing = history(machine(agent=alive(history={**kept, "failures": 3})))
     assert failing.status == "problem" and "3 writes" in failing.found
 
 

@@ -14,21 +14,19 @@ REPORT = gather(FakeSource(), "resnet", START_S)
 
 
 def test_a_broken_limit_says_by_how_much() -> None:
-    (found,) = broken(REPORT, [parse_gate("input_wait=0.1"), parse_gate("compute=0.5")])
-    assert (found.name, found.most) == ("input_wait", 0.1)
-    assert str(found) == "input_wait is 60%, 50.0 points over the limit of 10%"
+    found = broken(REPORT, [parse_gate("input_wait=0.1"), parse_gate("compute=0.5")])
+    assert found == ["input_wait is 60%, 50.0 points over the limit of 10%"]
 
 
 def test_the_step_has_a_limit_too() -> None:
     assert broken(REPORT, [parse_gate("step_s=0.2")]) == []
-    (found,) = broken(REPORT, [parse_gate("step_s=0.09")])
-    assert str(found) == "step_s is 100 ms, 10 ms over the limit of 90 ms"
+    assert broken(REPORT, [parse_gate("step_s=0.09")]) == ["step_s is 100 ms, 10 ms over the limit of 90 ms"]
 
 
 def test_a_state_that_never_was_passes_and_what_was_not_measured_does_not() -> None:
     assert broken(REPORT, [parse_gate("stalled=0")]) == []
     empty = gather(FakeSource(runs=[run(states={})], taken=steps(0, 0.0, 0.0)), "resnet", START_S)
-    assert [str(each) for each in broken(empty, [parse_gate("step_s=1"), parse_gate("eval=0.2")])] == [
+    assert broken(empty, [parse_gate("step_s=1"), parse_gate("eval=0.2")]) == [
         "step_s was not measured (limit 1.0 s)",
         "eval was not measured (limit 20%)",
     ]
@@ -60,26 +58,27 @@ def comparison(speedup: float | None, interval: tuple[float, float] | None) -> C
 @pytest.mark.parametrize(
     ("speedup", "interval", "slower"),
     [
-        (0.8, (0.75, 0.85), 1 / 0.85 - 1),  # proven: at least 18% slower
-        (0.8, None, 0.25),
+        (0.8, (0.75, 0.85), "18%"),  # proven: 1 / 0.85 - 1 at least
+        (0.8, None, "25%"),
         (0.8, (0.60, 0.99), None),  # at best 1% slower, which is within 5%
         (1.2, (1.1, 1.3), None),
     ],
 )
 def test_a_second_run_may_be_slower_by_no_more_than_is_allowed(
-    speedup: float, interval: tuple[float, float] | None, slower: float | None
+    speedup: float, interval: tuple[float, float] | None, slower: str | None
 ) -> None:
     both = comparison(speedup, interval)
     found = broken(both.b, [parse_gate("slower=0.05", of_two=True)], both)
-    assert [each.value for each in found] == ([] if slower is None else [pytest.approx(slower)])
-    if slower is not None:
-        assert str(found[0]) == f"it is {slower:.0%} slower, which is over the limit of 5.0%"
+    assert found == ([] if slower is None else [f"it is {slower} slower, which is over the limit of 5.0%"])
 
 
 def test_what_cannot_be_compared_passes_no_limit_and_the_limits_of_one_run_hold_for_the_second() -> None:
     gates = [parse_gate(text, of_two=True) for text in ("slower=0.05", "input_wait=0.1")]
     both = comparison(None, None)
     found = broken(both.b, gates, both)
-    assert [(each.name, each.value) for each in found] == [("slower", None), ("input_wait", pytest.approx(0.6))]
+    assert found == [
+        "slower was not measured (limit 5.0%)",
+        "input_wait is 60%, 50.0 points over the limit of 10%",
+    ]
     with pytest.raises(ConfigError, match="no state"):
         parse_gate("slower=0.05")

@@ -16,7 +16,7 @@ def test_without_py_spy_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingExtra, match=r"pip install 'gpuwatch-training\[stacks\]'"):
         find_py_spy()
-    (tmp_path / "py-spy").write_text("")
+    (tmp_path / "py-spy").touch(mode=0o755)
     assert find_py_spy() == tmp_path / "py-spy"
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpuwatch.tools.tuning.result import Failed, Measured, Room, Setting, TuneResult, Usage
-from gpuwatch.tools.tuning.sweep import Goal, Sweep
+from gpuwatch.tools.tuning.sweep import Sweep
 from gpuwatch.tools.tuning.trial import Plan
 
 MIB = 1024**2
@@ -78,10 +79,15 @@ class Machine:
         )
 
     def room(self) -> Room:
-        return Room(self.cores, self.memory_bytes, 2 * self.memory_bytes, self.shm_bytes, self.shm_bytes)
+        return Room(self.memory_bytes, 2 * self.memory_bytes, self.shm_bytes, self.shm_bytes)
 
-    def sweep(self, goal: Goal) -> TuneResult:
-        return Sweep(goal, self.measure, self.room, lambda _: None, lambda: self.now_s).run()
+    def sweep(self, step_s: float | None, **changes: Any) -> TuneResult:
+        return self.sweeping(step_s, clock=lambda: self.now_s, **changes).run()
+
+    def sweeping(self, step_s: float | None, **changes: Any) -> Sweep:
+        """Return a sweep of this machine; keyword arguments change it."""
+        given = {"measure": self.measure, "room": self.room, "progress": lambda _: None, "cores": self.cores}
+        return Sweep(**{**given, "step_s": step_s, **changes})
 
     def workers_tried(self) -> list[int]:
         return [setting.num_workers for setting in self.tried]

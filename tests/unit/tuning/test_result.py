@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from gpuwatch.tools.tuning.result import as_dict, line
-from gpuwatch.tools.tuning.sweep import Goal
 from tests.unit.tuning.machines import MIB, Machine
 
 EXPECTED = """\
@@ -29,18 +28,18 @@ DataLoader(…, num_workers=3, prefetch_factor=2, pin_memory=False,
 
 
 def test_the_table_as_it_is_printed() -> None:
-    result = Machine(0.1, second_first_batch_s=0.1).sweep(Goal(0.04))
+    result = Machine(0.1, second_first_batch_s=0.1).sweep(0.04)
     assert str(result) == EXPECTED
 
 
 def test_no_line_is_wider_than_it_may_be() -> None:
-    result = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB).sweep(Goal(0.04))
+    result = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB).sweep(0.04)
     assert max(map(len, str(result).splitlines())) <= 80
     assert "left out: would take up to" in str(result)
 
 
 def test_json_holds_every_row_and_what_was_chosen() -> None:
-    result = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB).sweep(Goal(0.04))
+    result = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB).sweep(0.04)
     got = json.loads(json.dumps(as_dict(result)))
     assert got["chosen"] == result.keywords()
     assert [row["result"] for row in got["rows"]].count("left_out") >= 1
@@ -49,7 +48,7 @@ def test_json_holds_every_row_and_what_was_chosen() -> None:
 
 
 def test_a_row_is_a_line_of_a_log() -> None:
-    result = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB).sweep(Goal(0.04))
+    result = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB).sweep(0.04)
     lines = [line(row) for row in result.rows]
     assert lines[0] == "num_workers=0: a batch every 500 ms"
     assert any("left out: would take up to" in text for text in lines)

@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 import pytest
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.tuning.choose import doubt, faster, fetch_cpu_ratio, most_workers
 from gpuwatch.tools.tuning.result import Failed, FailureKind, LeftOut, Measured, Room, Setting, TuneResult
-from gpuwatch.tools.tuning.sweep import Goal, Interrupted, Sweep
+from gpuwatch.tools.tuning.sweep import Interrupted
 from gpuwatch.tools.tuning.trial import Plan
 from tests.unit.tuning.machines import GIB, MIB, Machine
 
 WORKERS_ALONE = frozenset({"num_workers", "prefetch_factor"})
 
 
-def goal(step_s: float | None, **others: object) -> Goal:
-    return Goal(**{"step_s": step_s, "budget_s": 1000.0, "takes": frozenset({"num_workers"}), **others})  # type: ignore[arg-type]
+def goal(step_s: float | None, **others: Any) -> dict[str, Any]:
+    return {"step_s": step_s, "budget_s": 1000.0, "takes": frozenset({"num_workers"}), **others}
 
 
 @pytest.mark.parametrize("fetch_s", [0.05, 0.1, 0.17, 0.3, 0.42, 0.5, 0.9])
 def test_the_smallest_number_of_workers_that_feeds_the_step_is_found(fetch_s: float) -> None:
     machine = Machine(fetch_s)
-    result = machine.sweep(goal(0.04))
+    result = machine.sweep(**goal(0.04))
     truth = ceil(fetch_s / (0.9 * 0.04) - 1e-9)
     assert result.chosen is not None and result.chosen.num_workers == truth
     assert result.feeds is True
@@ -34,19 +35,19 @@ def test_the_smallest_number_of_workers_that_feeds_the_step_is_found(fetch_s: fl
 
 def test_the_ladder_ends_at_the_first_setting_that_feeds_the_step() -> None:
     machine = Machine(0.1)
-    machine.sweep(goal(0.03))
+    machine.sweep(**goal(0.03))
     assert machine.workers_tried() == [0, 1, 2, 4, 3]  # 3 is between the last that does not and the first that does
 
 
 def test_no_workers_feed_only_a_step_to_which_the_fetch_adds_nothing() -> None:
-    assert Machine(0.001).sweep(goal(0.04)).chosen == Setting(0)
-    chosen = Machine(0.03).sweep(goal(0.04)).chosen  # within the step, but it would come on top of it
+    assert Machine(0.001).sweep(**goal(0.04)).chosen == Setting(0)
+    chosen = Machine(0.03).sweep(**goal(0.04)).chosen  # within the step, but it would come on top of it
     assert chosen is not None and chosen.num_workers == 1
 
 
 def test_a_fetch_that_computes_gets_no_more_workers_than_cores() -> None:
     machine = Machine(0.4, cpu=1.0, cores=6)
-    result = machine.sweep(goal(0.04))
+    result = machine.sweep(**goal(0.04))
     assert machine.workers_tried() == [0, 1, 2, 4, 6, 5]
     assert result.chosen is not None and result.chosen.num_workers == 6
     assert result.feeds is False
@@ -58,12 +59,12 @@ def test_a_fetch_that_computes_gets_no_more_workers_than_cores() -> None:
 
 def test_a_fetch_that_half_sleeps_gets_as_many_as_keep_the_cores_busy() -> None:
     machine = Machine(0.4, cpu=0.4, cores=4)
-    machine.sweep(goal(0.01))
+    machine.sweep(**goal(0.01))
     assert max(machine.workers_tried()) == 10
 
 
 def test_a_fetch_that_sleeps_may_have_more_workers_than_cores() -> None:
-    result = Machine(0.6, cpu=0.01, cores=2).sweep(goal(0.04))
+    result = Machine(0.6, cpu=0.01, cores=2).sweep(**goal(0.04))
     assert result.chosen is not None and result.chosen.num_workers == 17
 
 
@@ -80,7 +81,7 @@ def test_a_machine_that_others_keep_busy_ends_no_ladder_before_its_time() -> Non
         )
         return replace(shown, worker_cpu_ratio=0.25, main_cpu_ratio=0.25, cpu_demand_ratio=0.5)
 
-    result = Sweep(goal(0.05), measure, machine.room, lambda _: None, lambda: 0.0).run()
+    result = machine.sweeping(**goal(0.05), measure=measure, clock=lambda: 0.0).run()
     assert machine.workers_tried()[:4] == [0, 1, 2, 4]
     assert result.chosen is not None and result.chosen.num_workers == 4 and result.feeds is True
 
@@ -98,7 +99,7 @@ def test_a_queue_for_a_core_is_no_part_of_what_a_fetch_needs_of_it() -> None:
 
 def test_two_settings_that_bring_nothing_end_it() -> None:
     machine = Machine(0.4, cpu=0.05, cores=8, ceiling_s=0.1)  # a lock: never more than ten batches a second
-    result = machine.sweep(goal(0.04))
+    result = machine.sweep(**goal(0.04))
     assert machine.workers_tried()[:6] == [0, 1, 2, 4, 8, 16]
     assert result.chosen is not None and result.chosen.num_workers == 4
     assert "workers wait, on the CPU" in result.why
@@ -107,7 +108,7 @@ def test_two_settings_that_bring_nothing_end_it() -> None:
 
 def test_without_a_step_the_smallest_within_five_percent_of_the_best_is_taken() -> None:
     machine = Machine(0.4, cpu=0.05, cores=8, ceiling_s=0.4 / 6)
-    result = machine.sweep(goal(None))
+    result = machine.sweep(**goal(None))
     assert result.chosen is not None and result.chosen.num_workers == 6
     assert result.feeds is None
     assert "8 gains nothing more" in result.why
@@ -115,7 +116,7 @@ def test_without_a_step_the_smallest_within_five_percent_of_the_best_is_taken() 
 
 def test_nothing_is_tried_that_could_fill_dev_shm() -> None:
     machine = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB)
-    result = machine.sweep(goal(0.04, takes=WORKERS_ALONE))
+    result = machine.sweep(**goal(0.04, takes=WORKERS_ALONE))
     assert machine.tried
     for setting in machine.tried:
         assert (setting.batches_ahead + 1) * 4 * MIB <= 0.6 * 64 * MIB or not setting.num_workers
@@ -127,7 +128,7 @@ def test_nothing_is_tried_that_could_fill_dev_shm() -> None:
 
 def test_nothing_is_tried_that_could_fill_the_memory() -> None:
     machine = Machine(0.5, memory_bytes=4 * GIB, worker_bytes=500 * MIB)
-    result = machine.sweep(goal(0.04))
+    result = machine.sweep(**goal(0.04))
     assert max(machine.workers_tried()) * 500 * MIB <= 0.6 * 4 * GIB
     left = next(row for row in result.rows if isinstance(row, LeftOut))
     assert left.limit == "memory" and left.setting.num_workers == 8
@@ -136,31 +137,31 @@ def test_nothing_is_tried_that_could_fill_the_memory() -> None:
 
 def test_what_other_processes_take_is_named_as_the_limit() -> None:
     machine = Machine(0.4, cpu=1.0, cores=2, others_cores=1.0, ceiling_s=0.4)
-    assert "all 2 cores are busy, 1.0 of them with other processes" in machine.sweep(goal(0.04)).why
+    assert "all 2 cores are busy, 1.0 of them with other processes" in machine.sweep(**goal(0.04)).why
 
 
 def test_nothing_is_tried_twice_or_left_out_twice() -> None:
-    result = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB).sweep(goal(0.02, takes=WORKERS_ALONE))
+    result = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB).sweep(**goal(0.02, takes=WORKERS_ALONE))
     assert len({row.setting for row in result.rows}) == len(result.rows)
 
 
 def test_ranks_share_the_machine() -> None:
     machine = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=2 * MIB)
-    machine.sweep(goal(0.04, ranks=4))
+    machine.sweep(**goal(0.04, ranks=4))
     assert all(4 * (setting.batches_ahead + 1) * 2 * MIB <= 0.6 * 64 * MIB for setting in machine.tried[1:])
 
 
 def test_max_workers_is_heeded() -> None:
     machine = Machine(0.5)
-    result = machine.sweep(goal(0.04, max_workers=3))
+    result = machine.sweep(**goal(0.04, max_workers=3))
     assert machine.workers_tried() == [0, 1, 2, 3]
     assert "--max-workers 3" in result.why
-    assert Machine(0.5).sweep(goal(0.04, max_workers=0)).chosen == Setting(0)
+    assert Machine(0.5).sweep(**goal(0.04, max_workers=0)).chosen == Setting(0)
 
 
 def test_the_budget_ends_it() -> None:
     machine = Machine(0.5, trial_s=5.0)
-    result = machine.sweep(goal(0.01, budget_s=12.0))
+    result = machine.sweep(**goal(0.01, budget_s=12.0))
     assert machine.now_s <= 12.0
     assert "budget of 12.0 s" in result.stopped
     assert result.chosen is not None
@@ -172,34 +173,34 @@ def failing(kind: FailureKind, *workers: int) -> Callable[[Setting], Failed | No
 
 def test_a_worker_that_is_killed_ends_the_ladder_and_the_best_before_is_taken() -> None:
     machine = Machine(0.5, fails=failing("out_of_memory", 4, 8, 16))
-    result = machine.sweep(goal(0.04))
+    result = machine.sweep(**goal(0.04))
     assert max(machine.workers_tried()) == 4
     assert result.chosen is not None and result.chosen.num_workers == 2
     assert "it broke" in result.why
 
 
 def test_a_loader_that_runs_with_workers_only_is_tuned() -> None:
-    result = Machine(0.1, fails=failing("error", 0)).sweep(goal(0.04))
+    result = Machine(0.1, fails=failing("error", 0)).sweep(**goal(0.04))
     assert result.chosen is not None and result.chosen.num_workers == 3
 
 
 def test_a_loader_that_always_fails_is_an_error_that_says_how() -> None:
     with pytest.raises(ConfigError, match=r"fails with every setting tried: it broke; take one batch"):
-        Machine(0.1, fails=failing("error", 0, 1, 2, 4)).sweep(goal(0.04))
+        Machine(0.1, fails=failing("error", 0, 1, 2, 4)).sweep(**goal(0.04))
 
 
 def test_no_loader_at_all_is_told_at_once() -> None:
     machine = Machine(0.1, fails=failing("no_loader", 0, 1))
     with pytest.raises(ConfigError, match=r"^it broke$"):
-        machine.sweep(goal(0.04))
+        machine.sweep(**goal(0.04))
     assert machine.workers_tried() == [0]
 
 
 def test_more_prefetch_is_taken_only_where_it_brings_something() -> None:
     takes = WORKERS_ALONE
-    gains = Machine(0.4, cores=2, cpu=0.05, prefetch_gain=0.8).sweep(goal(0.001, takes=takes, max_workers=4))
+    gains = Machine(0.4, cores=2, cpu=0.05, prefetch_gain=0.8).sweep(**goal(0.001, takes=takes, max_workers=4))
     assert gains.chosen == Setting(4, 8)
-    same = Machine(0.4, cores=2, cpu=0.05).sweep(goal(0.001, takes=takes, max_workers=4))
+    same = Machine(0.4, cores=2, cpu=0.05).sweep(**goal(0.001, takes=takes, max_workers=4))
     assert same.chosen == Setting(4, 2)
 
 
@@ -216,21 +217,21 @@ def test_a_gain_within_the_spread_is_none() -> None:
 def test_pinned_memory_is_tried_with_cuda_alone_and_taken_if_copies_are_faster() -> None:
     takes = frozenset({"num_workers", "pin_memory"})
     without = Machine(0.1)
-    assert without.sweep(goal(0.04, takes=takes)).chosen == Setting(3, 2)
+    assert without.sweep(**goal(0.04, takes=takes)).chosen == Setting(3, 2)
     assert not any(setting.pin_memory for setting in without.tried)
     faster = Machine(0.1, copy_s=lambda setting: 0.003 if setting.pin_memory else 0.012)
-    result = faster.sweep(goal(0.04, takes=takes))
+    result = faster.sweep(**goal(0.04, takes=takes))
     assert result.chosen == Setting(3, 2, pin_memory=True)
     assert "pin_memory: a copy to the GPU 12 ms → 3 ms" in result.notes
-    same = Machine(0.1, copy_s=lambda setting: 0.003).sweep(goal(0.04, takes=takes))
+    same = Machine(0.1, copy_s=lambda setting: 0.003).sweep(**goal(0.04, takes=takes))
     assert same.chosen == Setting(3, 2)
 
 
 def test_workers_are_kept_where_a_later_pass_then_starts_sooner() -> None:
     takes = frozenset({"num_workers", "persistent_workers"})
-    sooner = Machine(0.1, second_first_batch_s=0.1).sweep(goal(0.04, takes=takes))
+    sooner = Machine(0.1, second_first_batch_s=0.1).sweep(**goal(0.04, takes=takes))
     assert sooner.chosen == Setting(3, 2, persistent_workers=True)
-    assert Machine(0.1, second_first_batch_s=0.6).sweep(goal(0.04, takes=takes)).chosen == Setting(3, 2)
+    assert Machine(0.1, second_first_batch_s=0.6).sweep(**goal(0.04, takes=takes)).chosen == Setting(3, 2)
 
 
 def test_ctrl_c_keeps_what_was_measured() -> None:
@@ -242,7 +243,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
         return machine.measure(setting, plan)
 
     with pytest.raises(Interrupted) as caught:
-        Sweep(goal(0.04), interrupted, machine.room, lambda _: None, lambda: 0.0).run()
+        machine.sweeping(**goal(0.04), measure=interrupted, clock=lambda: 0.0).run()
     result = caught.value.result
     assert isinstance(result, TuneResult)
     assert [row.setting.num_workers for row in result.rows] == [0, 1]
@@ -258,7 +259,7 @@ def test_what_is_free_is_looked_at_before_each_trial() -> None:
     rooms = iter([16 * GIB] * 3 + [20 * MIB] * 100)
 
     def room() -> Room:
-        return Room(4, 32 * GIB, 32 * GIB, next(rooms), 16 * GIB)
+        return Room(32 * GIB, 32 * GIB, next(rooms), 16 * GIB)
 
-    Sweep(goal(0.04), machine.measure, room, lambda _: None, lambda: 0.0).run()
+    machine.sweeping(**goal(0.04), room=room, clock=lambda: 0.0).run()
     assert machine.workers_tried() == [0, 1]
