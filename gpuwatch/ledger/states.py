@@ -35,8 +35,7 @@ def phase_state(name: str) -> str:
     return PHASE_STATES.get(name, OTHER)
 
 
-CHECKPOINT_LOAD, RENDEZVOUS = "checkpoint_load", "rendezvous"
-"""Phases that gpuwatch itself declares: a part of `other`."""
+CHECKPOINT_LOAD, RENDEZVOUS = "checkpoint_load", "rendezvous"  # phases that gpuwatch itself declares: a part of `other`
 
 MAX_DECLARED = 8
 _MOST_OTHERS = 1024
