@@ -90,7 +90,6 @@ class GpuFacts(msgspec.Struct, frozen=True):
     uuid: str
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
-    process_count: int | None = None
     idle_s: float | None = None  # how long a process has held it with no work and no training step; None: not idle
     owner: str | None = None  # user and process, for people: "alice, pid 4711 (python)"
     throttled: Mapping[str, float] | None = None  # share of time throttled, by reason: power, thermal, hardware
