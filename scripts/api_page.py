@@ -23,7 +23,7 @@ INTRODUCTION = (
 
 
 def fields(struct: ast.ClassDef, source: str) -> Iterator[tuple[ast.AnnAssign, str, str]]:
-    """Yield each field of a class with its name, and its note: the comment beside it, else the text below it; empty for none."""
+    """Yield each field of a class, its name, and its note: the comment beside it, else the text below it, or none."""
     lines = source.splitlines()
     for field, after in zip(struct.body, [*struct.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):

@@ -36,8 +36,7 @@ class AlertThresholds:
     inefficient_gpus: float = 0.25  # How many GPUs' work a finding must cost: its share of the time times the ranks.
     inefficient_for_s: float = 900
     killed_for_s: float = 0  # 0: a killed process is certain at once.
-    job_wasted_ratio: float = 0.2
-    """Share of a job's time that interruptions take: no attempt alive, restarts, steps that are done again or lost."""
+    job_wasted_ratio: float = 0.2  # Share of a job's time in interruptions: none alive, restarts, steps redone or lost.
     job_min_s: float = 3600  # Time of a job, all attempts together, from which that share means anything.
     job_wasted_for_s: float = 300
     restart_window_s: float = 1800
@@ -63,8 +62,9 @@ class AlertThresholds:
     busy_for_s: float = 120
     low_power_ratio: float = 0.4  # Share of its top power in `power_window_s` below which full utilisation is no work.
     power_window_s: float = 21600  # How far back the GPU's own highest power is looked up.
-    rank_pace_ratio: float = Thresholds.rank_pace
-    """Ranks whose steps differ by more than this share do not step together: none of them is a straggler."""
+    rank_pace_ratio: float = (
+        Thresholds.rank_pace
+    )  # Ranks whose steps differ by more do not run in step: no straggler.
     straggler_ratio: float = 0.1
     """Excess of a rank's own time over that of the faster ranks, on all nodes, as a share of the run's training time."""
     straggler_for_s: float = 300
@@ -89,8 +89,7 @@ class AlertThresholds:
     step_baseline_s: float = 21600
     step_history_s: float = 3600  # How long a run must have trained before it has a baseline.
     step_slower_for_s: float = 600
-    telemetry_lost_s: float = 60
-    """Unexplained seconds within the window that count as lost while messages of the run still arrive in between."""
+    telemetry_lost_s: float = 60  # Unexplained seconds in the window that count as lost while messages still arrive.
     telemetry_window_s: float = 300
     telemetry_for_s: float = 60
     agent_frozen_window_s: float = 120  # An agent with no new sample for so long is down. More than a scrape interval.

@@ -34,8 +34,7 @@ class StepColumns(msgspec.Struct, frozen=True):
     transfer_s: tuple[float, ...] = ()
     compute_s: tuple[float, ...] = ()
     epoch_start: tuple[bool, ...] = ()  # True for the first batch of an iterator
-    hidden_wait_s: tuple[float, ...] = ()
-    """The part of the wait that was hidden behind the device's work; empty where only the host clock measured."""
+    hidden_wait_s: tuple[float, ...] = ()  # part of the wait hidden behind the device's work; empty: host clock alone
 
     def __len__(self) -> int:
         return len(self.data_wait_s)
@@ -150,10 +149,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """All facts that a rule can read."""
 
     duration_s: float
-    states_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by state; their sum is the time that the window explains."""
-    declared_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by name of the declared phases that are no states of their own: a part of `other`."""
+    states_s: Mapping[str, float] = {}  # seconds by state; their sum is the time that the window explains
+    declared_s: Mapping[str, float] = {}  # by name, of declared phases that are no states themselves: a part of `other`
     is_short: bool = False  # the run has too few steps for a prediction, by `short_run_s` and `short_run_steps`
     timeline: str = "host"  # where the states come from: "host", its clock, or "device", timing events there
     coverage: float = 0.0  # share of the steps that the device timeline measured
@@ -162,20 +159,17 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """"cpu", "cuda" … of torch; "jax:cuda", "jax:cpu" …; "tensorflow", where its device is not the CPU alone."""
     steps: StepColumns = StepColumns()
     drained_ratio: float | None = None  # share of steps that ended with an idle device; None: not measured
-    kept_up_ratio: float | None = None
-    """Share of steps in which the device ran each kernel as soon as it was launched, with no work queued; None as above."""
-    first_step_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by state of the run's first step if that is out of proportion (it compiles): no share counts it. Empty if not."""
+    kept_up_ratio: float | None = None  # share of steps in which each kernel ran as soon as launched; None as above
+    first_step_s: Mapping[str, float] = {}  # by state, of a first step that took out of proportion: no share counts it
     read_back_ratio: float | None = None  # share of steps in which the host waited for a result (`.item()`, `.cpu()`)
-    fetch_cpu_ratio: float | None = None  # share of a fetch in which the training thread was on a CPU or in its queue
+    fetch_cpu_ratio: float | None = None  # share of a fetch with the training thread on a CPU or in the run queue
     ready_batches: float | None = None  # mean number of batches ready when one was requested; None without workers
     empty_fetch_ratio: float | None = None  # share of the fetches at which none was ready
     out_of_order_ratio: float | None = None  # share of those fetches at which others had later batches ready
     loader: Loader = Loader()
     bounded_by_optimizer: bool = False
     """Steps last from one optimizer step to the next, as no watched loader feeds them: a wait lasts until the next forward pass."""
-    untrained_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by state of passes before the training, in which no optimizer made a step: no share counts them."""
+    untrained_s: Mapping[str, float] = {}  # by state, of passes before any optimizer step: no share counts them
     fetch_place: Place | None = None  # the user's code in which the training thread most often waited for a batch
     step_place: Place | None = None  # the same for the rest of the step
     python_place: Place | None = None  # the same for Python code in it that is not torch's; the ratio is of the step
@@ -187,10 +181,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     process_cores: float | None = None
     """CPU time of the training process's threads, in the run queue included, as a multiple of compute; fetches that it makes itself are in it."""
     worker_cpu_ratios: tuple[float, ...] | None = None  # CPU use of each loader worker, 1.0 = one core busy
-    worker_busy_ratios: tuple[float, ...] | None = None
-    """Share of time in which each loader worker was on a CPU or in the run queue: on a full node, more than its CPU use."""
-    worker_waits: Mapping[str, float] | None = None
-    """Share of samples in which workers were blocked on each of `gpuwatch.host.blocked.WAITS`; they sum to 1."""
+    worker_busy_ratios: tuple[float, ...] | None = None  # the same with time in the run queue: more on a full node
+    worker_waits: Mapping[str, float] | None = None  # share of samples blocked on each of `host.blocked.WAITS`; sum 1
     worker_private_bytes: int | None = None  # memory of one loader worker that it shares with no other process
     host: HostFacts = HostFacts()
     gpus: tuple[GpuFacts, ...] = ()
@@ -201,8 +193,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     world_size: int = 1
     ranks: tuple[RankFacts, ...] = ()
     """The run's ranks that train now, this one included: those on this node, or all that rank 0 knows of. Empty for a single rank."""
-    summaries: Mapping[int, RankSummary] = msgspec.field(default_factory=dict)
-    """On rank 0, by rank: what the others say of themselves, where no agent compares them."""
+    summaries: Mapping[int, RankSummary] = {}  # on rank 0, by rank: what the others say of themselves, without an agent
     worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers killed by a signal, in the whole run
     oom: MemoryKills | None = None  # of a lost run, if the kernel has killed for lack of memory since its last message
     job: JobFacts | None = None  # None: the run belongs to no job, or that has one attempt

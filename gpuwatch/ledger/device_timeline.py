@@ -33,7 +33,7 @@ COPY_CALL_NS = 50_000  # at most so much of a copy's call is its launch, which i
 
 
 def breaks(call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
-    """Return a method of a `DeviceTimeline` that raises nothing: an error ends the timeline, and from then on None is returned."""
+    """Return a method that raises nothing: an error ends the timeline, and from then on None is returned."""
 
     @functools.wraps(call)
     def guarded(self: DeviceTimeline, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
