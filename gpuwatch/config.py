@@ -48,8 +48,7 @@ class NotifySettings(msgspec.Struct, frozen=True):
 
     urls: tuple[str, ...] = ()  # Apprise URLs, e.g. "slack://…", "mailto://…", "json://host:port/path".
     min_severity: Literal["info", "warning", "critical"] = "warning"
-    repeat_s: Annotated[float, Meta(ge=0)] = 14400.0
-    """Interval at which an alert that stays active is repeated; 0: never."""
+    repeat_s: Annotated[float, Meta(ge=0)] = 14400.0  # How often an alert that stays active is repeated; 0: never.
     name: str | None = None  # The node's name in messages; None: its host name.
 
 

@@ -22,42 +22,39 @@ INTRODUCTION = (
 )
 
 
-def structs(path: str) -> Iterator[ast.ClassDef]:
-    for node in ast.parse((ROOT / path).read_text()).body:
-        if isinstance(node, ast.ClassDef) and any(word.arg == "frozen" for word in node.keywords):
-            yield node
-
-
-def rows(struct: ast.ClassDef) -> Iterator[str]:
-    """Yield a table's rows: name, type, and the text below the field."""
+def fields(struct: ast.ClassDef, source: str) -> Iterator[tuple[ast.AnnAssign, str, str]]:
+    """Yield each field of a class, its name, and its note: the comment beside it, else the text below it, or none."""
+    lines = source.splitlines()
     for field, after in zip(struct.body, [*struct.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            text = " ".join(str(after.value.value).split()) if is_text else ""
-            kind = ast.unparse(field.annotation).replace("|", "\\|")
-            renamed = ast.unparse(field.value) if field.value is not None else ""
-            name = "UUID" if "UUID" in renamed else field.target.id
-            yield f"| `{name}` | `{kind}` | {text} |"
+            below = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            note = lines[(field.end_lineno or 0) - 1].partition("  # ")[2] or (str(after.value.value) if below else "")
+            yield field, field.target.id, " ".join(note.split())
+
+
+def tables_of(path: str) -> Iterator[tuple[ast.ClassDef, list[str]]]:
+    """Yield the structs of a module, each with its table's rows: name, type and note of each field."""
+    source = (ROOT / path).read_text()
+    for struct in ast.parse(source).body:
+        if isinstance(struct, ast.ClassDef) and any(word.arg == "frozen" for word in struct.keywords):
+            yield struct, [row(*each) for each in fields(struct, source)]
+
+
+def row(field: ast.AnnAssign, name: str, note: str) -> str:
+    kind = ast.unparse(field.annotation).replace("|", "\\|")
+    renamed = ast.unparse(field.value) if field.value is not None else ""
+    return f"| `{'UUID' if 'UUID' in renamed else name}` | `{kind}` | {note} |"
 
 
 def tables() -> Iterator[str]:
-    own = {each.name: each for each in structs(MODULES[0])}
-    others = {each.name: each for path in MODULES[1:] for each in structs(path)}
-    for name, struct in {**{n: others[n] for n in ("Verdict", "Evidence", "Cost", "Loader")}, **own}.items():
+    own = {struct.name: (struct, rows) for struct, rows in tables_of(MODULES[0])}
+    others = {struct.name: (struct, rows) for path in MODULES[1:] for struct, rows in tables_of(path)}
+    for name, (struct, rows) in {**{n: others[n] for n in ("Verdict", "Evidence", "Cost", "Loader")}, **own}.items():
         bases = [ast.unparse(base).rpartition(".")[2] for base in struct.bases]
-        inherited = [row for base in bases if base in others for row in rows(others[base])]
+        inherited = [row for base in bases if base in others for row in others[base][1]]
         text = " ".join((ast.get_docstring(struct) or "").split())
-        yield "\n".join(
-            [
-                f"### {name}",
-                *([text, ""] if text else [""]),
-                "| field | type | |",
-                "|---|---|---|",
-                *inherited,
-                *rows(struct),
-                "",
-            ]
-        )
+        head = [f"### {name}", *([text, ""] if text else [""]), "| field | type | |", "|---|---|---|"]
+        yield "\n".join([*head, *inherited, *rows, ""])
 
 
 def page() -> str:

@@ -6,6 +6,8 @@ import ast
 import sys
 from pathlib import Path
 
+from api_page import fields
+
 SOURCE = Path(__file__).parents[1] / "gpuwatch/diagnosis/thresholds.py"
 _HEAD = """# Thresholds of the diagnosis
 
@@ -25,12 +27,10 @@ A key that is none, or a share above 1, is refused by name. Written by `python s
 def rows(source: str) -> list[tuple[str, str, str]]:
     """Return (key, default, meaning) of each field in its order. Raises: SystemExit for a field without its meaning."""
     table = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    found = []
-    for node, after in zip(table.body, table.body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
-                sys.exit(f"{SOURCE.name}: {node.target.id} has no docstring under it")
-            found.append((node.target.id, ast.unparse(node.value), " ".join(str(after.value.value).split())))
+    found = [(name, ast.unparse(field.value), note) for field, name, note in fields(table, source) if field.value]
+    for name, _, note in found:
+        if not note:
+            sys.exit(f"{SOURCE.name}: {name} has no note beside it, nor below")
     return found
 
 

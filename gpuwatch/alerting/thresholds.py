@@ -13,8 +13,7 @@ XIDS = {
     79: "GPU fell off the bus", 94: "contained memory error", 95: "uncontained memory error", 119: "GSP timeout",
 }  # fmt: skip
 """https://docs.nvidia.com/deploy/xid-errors/"""
-XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)
-"""Caused by a faulty or killed program, whose own log names them: no fault of the GPU."""
+XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)  # Of a faulty or killed program, whose log names them: no fault of the GPU.
 
 
 @dataclass(frozen=True)
@@ -26,43 +25,34 @@ class AlertThresholds:
     """URL before `/<Alert>.md` in links to runbooks. Each agent serves them, so that the default works on every node."""
     dashboards: str = "http://127.0.0.1:3000"  # URL of Grafana, for links to the run, the node or the fleet.
     ledger_window_s: float = 300  # Window of the recorded shares by GPU, run, job, user, node and fleet.
-    starved_ratio: float = 0.2
-    """Share of training time spent waiting for input. A healthy loop stays at a few per cent."""
+    starved_ratio: float = 0.2  # Share of training time waiting for input. A healthy loop stays at a few per cent.
     starved_window_s: float = 300
     starved_min_training_s: float = 60  # Training time that the window must hold before a share of it means anything.
-    starved_for_s: float = 120
-    """At most window minus minimum, or training in bursts between long evaluations would never fire."""
-    sweep_window_s: float = 600
-    """Runs that begin and end within it are short ones, for example trials, and are judged together, by owner."""
+    starved_for_s: float = 120  # At most window minus minimum, or training between long evaluations never fires.
+    sweep_window_s: float = 600  # Runs that begin and end within it, such as trials, are judged together, by owner.
     sweep_runs: float = 3
     """How many of them must have ended within three windows: trials one by one, each almost as long as the window, do."""
     sweep_for_s: float = 120
-    inefficient_gpus: float = 0.25
-    """How many GPUs' worth of work a finding must cost: its share of the time times the run's ranks."""
+    inefficient_gpus: float = 0.25  # How many GPUs' work a finding must cost: its share of the time times the ranks.
     inefficient_for_s: float = 900
     killed_for_s: float = 0  # 0: a killed process is certain at once.
-    job_wasted_ratio: float = 0.2
-    """Share of a job's time that interruptions take: no attempt alive, restarts, steps that are done again or lost."""
+    job_wasted_ratio: float = 0.2  # Share of a job's time in interruptions: none alive, restarts, steps redone or lost.
     job_min_s: float = 3600  # Time of a job, all attempts together, from which that share means anything.
     job_wasted_for_s: float = 300
     restart_window_s: float = 1800
     restart_runs: float = 3  # How many attempts of a job must begin within the window to be a loop.
     restart_for_s: float = 60
-    phase_eval_s: float = 3600
-    """How long an evaluation may last while the rank's GPUs are idle. A busy GPU restarts the time."""
+    phase_eval_s: float = 3600  # How long an evaluation may last while the GPUs are idle. A busy GPU restarts the time.
     phase_checkpoint_s: float = 1800
     phase_startup_s: float = 1800  # The same for start-up: rendezvous, NCCL's initialisation, loading a model.
     phase_other_s: float = 3600  # The same for time outside of steps and declared phases.
-    phase_ratio: float = 0.95
-    """Share of the limit that the run must have spent in the one state. Below 1: a late scrape is not progress."""
+    phase_ratio: float = 0.95  # Share of the limit to be spent in the one state. Below 1: a late scrape is no progress.
     phase_busy_ratio: float = Thresholds.gpu_idle_utilization  # Utilisation up to which a GPU counts as idle.
     phase_for_s: float = 60
-    idle_ratio: float = 0.9
-    """Share of a GPU's time held idle. Below 1, or one busy sample every half hour would hide it."""
+    idle_ratio: float = 0.9  # Share of time held idle. Below 1, or one busy sample every half hour would hide it.
     idle_window_s: float = 900
     idle_for_s: float = 900
-    processless_for_s: float = 1800
-    """How long an allocated GPU may be without any process: containers are pulled and data staged in that time."""
+    processless_for_s: float = 1800  # How long an allocated GPU may have no process: images are pulled, data staged.
     stalled_ratio: float = 0.5
     stalled_window_s: float = 120
     stalled_for_s: float = 60
@@ -70,23 +60,21 @@ class AlertThresholds:
     busy_ratio: float = Thresholds.gpu_busy  # Utilisation from which a GPU claims to be busy.
     busy_window_s: float = 600
     busy_for_s: float = 120
-    low_power_ratio: float = 0.4
-    """Share of the GPU's own highest power within `power_window_s`, below which full utilisation is no work."""
+    low_power_ratio: float = 0.4  # Share of its top power in `power_window_s` below which full utilisation is no work.
     power_window_s: float = 21600  # How far back the GPU's own highest power is looked up.
-    rank_pace_ratio: float = Thresholds.rank_pace
-    """Ranks whose steps differ by more than this share do not step together: none of them is a straggler."""
+    rank_pace_ratio: float = (
+        Thresholds.rank_pace
+    )  # Ranks whose steps differ by more do not run in step: no straggler.
     straggler_ratio: float = 0.1
     """Excess of a rank's own time over that of the faster ranks, on all nodes, as a share of the run's training time."""
     straggler_for_s: float = 300
-    straggler_across_for_s: float = 600
-    """Twice its window, in which one long wait of one rank stays for as long as the window is."""
+    straggler_across_for_s: float = 600  # Twice its window, in which one long wait of one rank stays.
     epoch_pause_for_s: float = 300
     shm_used_ratio: float = Thresholds.shm_used_critical
     shm_for_s: float = 60
     shm_forecast_window_s: float = 900
     shm_forecast_ahead_s: float = 3600
-    shm_forecast_used_ratio: float = 0.5
-    """A /dev/shm that is emptier than this is not forecast: workers fill it to a level and stay there."""
+    shm_forecast_used_ratio: float = 0.5  # An emptier /dev/shm is not forecast: workers fill it to a level and stay.
     shm_forecast_for_s: float = 300
     throttle_reasons: str = "thermal|hardware"  # Not `power`: a GPU that works hard is at its power cap, and should be.
     throttled_ratio: float = Thresholds.throttled_share
@@ -101,15 +89,12 @@ class AlertThresholds:
     step_baseline_s: float = 21600
     step_history_s: float = 3600  # How long a run must have trained before it has a baseline.
     step_slower_for_s: float = 600
-    telemetry_lost_s: float = 60
-    """Unexplained seconds within the window that count as lost while messages of the run still arrive in between."""
+    telemetry_lost_s: float = 60  # Unexplained seconds in the window that count as lost while messages still arrive.
     telemetry_window_s: float = 300
     telemetry_for_s: float = 60
-    agent_frozen_window_s: float = 120
-    """An agent that answers but takes no new sample for so long counts as down. Longer than the scrape interval."""
+    agent_frozen_window_s: float = 120  # An agent with no new sample for so long is down. More than a scrape interval.
     agent_down_for_s: float = 60
-    gone_window_s: float = 3600
-    """For how long a node that discovery no longer lists, though its GPUs were in use, is alerted on."""
+    gone_window_s: float = 3600  # For how long a node is alerted on that vanished from discovery with GPUs in use.
     keep_firing_for_s: float = 900
     """How long an alert is held when its expression goes quiet: a series that vanished is not a problem that was fixed.
     0 lets it resolve at once."""
@@ -165,13 +150,10 @@ _MAY_BE_ZERO = ("keep_firing_for_s", "killed_for_s", "xid_for_s")
 class Prices:
     """What a GPU-hour costs. Raises ConfigError for a price that cannot be."""
 
-    gpu_hour: float | None = None
-    """Of any GPU whose model is not in `models`. None: not known, and costs are in GPU-hours only."""
+    gpu_hour: float | None = None  # Of a GPU whose model is not in `models`. None: costs are in GPU-hours only.
     currency: str = "USD"
-    models: Mapping[str, float] = field(default_factory=dict)
-    """By model name as the driver reports it: {"NVIDIA H200": 4.2}."""
-    kwh: float | None = None
-    """What a kWh costs, of the energy that the GPUs use; shown with the energy, and no part of other costs."""
+    models: Mapping[str, float] = field(default_factory=dict)  # By the driver's name of it: {"NVIDIA H200": 4.2}.
+    kwh: float | None = None  # Of the energy that the GPUs use; shown with it, and no part of other costs.
 
     def __post_init__(self) -> None:
         given = {"gpu_hour": self.gpu_hour, "kwh": self.kwh}

@@ -18,37 +18,29 @@ from gpuwatch.wire import Loader
 
 RunStatus = Literal["running", "ended", "lost", "gone"]
 """`ended`: it sent its last message. `lost`: its process or its messages are gone. `gone`: one of these, in Prometheus."""
-Points = tuple[tuple[float, float | None], ...]
-"""(Unix time, value), oldest first. None: a gap."""
+Points = tuple[tuple[float, float | None], ...]  # (Unix time, value), oldest first. None: a gap.
 
 
 class Finding(finding.Finding, frozen=True):
     """A finding over time. `rank`: in a list of several ranks' findings the one that has it."""
 
-    since_s: float | None = None
-    """When it was first seen."""
-    seen_s: float | None = None
-    """When it was last seen; None for an active one."""
-    stacks: Stacks | None = None
-    """Stacks of the processes when it began; None: none were taken."""
-    run: str | None = None
-    """None: about a GPU without a known run, or in the run's own list."""
-    name: str | None = None
-    """The run's display name."""
+    since_s: float | None = None  # When it was first seen.
+    seen_s: float | None = None  # When it was last seen; None for an active one.
+    stacks: Stacks | None = None  # Stacks of the processes when it began; None: none were taken.
+    run: str | None = None  # None: about a GPU without a known run, or in the run's own list.
+    name: str | None = None  # The run's display name.
 
 
 class Recent(Throughput, frozen=True):
     """The last minute of a run."""
 
     duration_s: float = 0.0
-    states: Mapping[str, float] = {}
-    """Seconds by state."""
+    states: Mapping[str, float] = {}  # Seconds by state.
     step_s_p50: float | None = None
     step_s_p95: float | None = None
     data_wait_s_p50: float | None = None
     steps_per_s: float | None = None
-    mfu_estimated_ratio: float | None = None
-    """MFU with nothing declared, by the tensor cores' activity."""
+    mfu_estimated_ratio: float | None = None  # MFU with nothing declared, by the tensor cores' activity.
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -66,54 +58,38 @@ class Owner(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True):
     """One training process: a rank of a run."""
 
-    run: str
-    """Id, shared by all ranks."""
+    run: str  # Id, shared by all ranks.
     rank: int
     name: str
     status: RunStatus
     started_s: float
-    watermark_s: float
-    """Up to when `states` are final."""
+    watermark_s: float  # Up to when `states` are final.
     last_message_s: float
     job: str = ""
     host: str = ""
-    pid: int | None = None
-    """In the process's own pid namespace."""
-    host_pid: int | None = None
-    """In the agent's /proc; None: gone, or not visible."""
+    pid: int | None = None  # In the process's own pid namespace.
+    host_pid: int | None = None  # In the agent's /proc; None: gone, or not visible.
     user: str = ""
     owner: Owner | None = None
     world_size: int = 1
-    timeline: str = ""
-    """The clock of `states`: host or device."""
+    timeline: str = ""  # The clock of `states`: host or device.
     device: str = ""
     steps: int = 0
     samples: int | None = None
     tokens: int | None = None
-    records_lost: int = 0
-    """Step records that did not arrive; `states` has their time."""
-    activity: str | None = None
-    """What it does now: step, a phase, silent …; None after its end."""
-    states: Mapping[str, float] = {}
-    """Seconds by state over the whole run."""
+    records_lost: int = 0  # Step records that did not arrive; `states` has their time.
+    activity: str | None = None  # What it does now: step, a phase, silent …; None after its end.
+    states: Mapping[str, float] = {}  # Seconds by state over the whole run.
     phases: Mapping[str, float] = {}
     """The part of the state `other` in declared phases, in seconds by name; those after eight names are "rest"."""
-    energy_joules: Mapping[str, float] = {}
-    """Energy by state of the GPUs that the rank alone held; empty: not measured."""
-    attempts: int = 1
-    """Of its job, this one included."""
-    goodput_ratio: float | None = None
-    """Of its job, as in `Job`."""
-    gpus: tuple[str, ...] = ()
-    """Models of the rank's GPUs, now or last."""
-    cost: Cost | None = None
-    """Of these GPUs; None without a price or a GPU."""
-    recent: Recent | None = None
-    """None without a step in the last minute."""
-    verdict: Verdict | None = None
-    """Of the last minute; None until the first steps."""
-    findings: tuple[Finding, ...] = ()
-    """The active ones: each root, then its consequences."""
+    energy_joules: Mapping[str, float] = {}  # By state, of the GPUs that the rank alone held; empty: not measured.
+    attempts: int = 1  # Of its job, this one included.
+    goodput_ratio: float | None = None  # Of its job, as in `Job`.
+    gpus: tuple[str, ...] = ()  # Models of the rank's GPUs, now or last.
+    cost: Cost | None = None  # Of these GPUs; None without a price or a GPU.
+    recent: Recent | None = None  # None without a step in the last minute.
+    verdict: Verdict | None = None  # Of the last minute; None until the first steps.
+    findings: tuple[Finding, ...] = ()  # The active ones: each root, then its consequences.
     loader: Loader | None = None
     versions: Mapping[str, str] = {}
     tags: Mapping[str, str] = {}
@@ -127,8 +103,7 @@ class Run(msgspec.Struct, frozen=True):
 class Gpu(msgspec.Struct, frozen=True):
     """A GPU now."""
 
-    gpu: str
-    """Index."""
+    gpu: str  # Index.
     uuid: str
     name: str = ""
     state: str | None = None
@@ -136,28 +111,22 @@ class Gpu(msgspec.Struct, frozen=True):
     memory_used_bytes: float | None = None
     memory_total_bytes: float | None = None
     power_watts: float | None = None
-    run: str | None = None
-    """The run that holds it, "shared" for several."""
-    owner: str | None = None
-    """Its processes as text."""
-    energy_joules: Mapping[str, float] = {}
-    """By state, since the agent first read the driver's counter; empty: there is none."""
+    run: str | None = None  # The run that holds it, "shared" for several.
+    owner: str | None = None  # Its processes as text.
+    energy_joules: Mapping[str, float] = {}  # By state, since the agent first read its counter; empty: it has none.
 
 
 class Collector(msgspec.Struct, frozen=True):
     name: str
-    success: bool | None = None
-    """None: nothing to measure on this node."""
-    message: str | None = None
-    """Why it failed, or has nothing to measure."""
+    success: bool | None = None  # None: nothing to measure on this node.
+    message: str | None = None  # Why it failed, or has nothing to measure.
     duration_s: float | None = None
 
 
 class HistoryFile(msgspec.Struct, frozen=True):
     path: str | None = None
     bytes: int | None = None
-    failures: int = 0
-    """Commits that failed."""
+    failures: int = 0  # Commits that failed.
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -166,15 +135,12 @@ class Status(msgspec.Struct, frozen=True):
     host: str
     collectors: tuple[Collector, ...]
     version: str = "?"
-    time_s: float | None = None
-    """The agent's clock."""
-    sampled_s: float | None = None
-    """When it last booked what it had received, by its clock."""
+    time_s: float | None = None  # The agent's clock.
+    sampled_s: float | None = None  # When it last booked what it had received, by its clock.
     started_s: float | None = None
     history: HistoryFile = HistoryFile()
     gpus: tuple[Gpu, ...] | None = None
-    listen: tuple[str, ...] = ()
-    """Endpoints that training processes send to."""
+    listen: tuple[str, ...] = ()  # Endpoints that training processes send to.
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -206,8 +172,7 @@ class SeriesOf(msgspec.Struct, frozen=True):
 class LastSteps(msgspec.Struct, frozen=True):
     """/api/v1/runs/{run}/steps: single steps as columns of equal length, oldest first."""
 
-    time_s: Sequence[float]
-    """When each step began."""
+    time_s: Sequence[float]  # When each step began.
     data_wait_s: Sequence[float | None]
     transfer_s: Sequence[float | None]
     compute_s: Sequence[float | None]
@@ -217,8 +182,7 @@ class LastSteps(msgspec.Struct, frozen=True):
     device_transfer_s: Sequence[float | None]
     device_compute_s: Sequence[float | None]
     samples: Sequence[int | None]
-    epoch_start: Sequence[int]
-    """1 for the first step of a pass over the data."""
+    epoch_start: Sequence[int]  # 1 for the first step of a pass over the data.
     run: str = ""
     rank: int = 0
     first_step: int = 0
@@ -245,20 +209,15 @@ class Steps(msgspec.Struct, frozen=True):
     steps: int = 0
     bucket_steps: int = 1
     epochs: Sequence[Epoch] = ()
-    step_s: Mapping[str, float] | None = None
-    """p5, p50, p95, p99 of step time on the host; None without steps."""
-    step: Sequence[int] = ()
-    """Index of each bucket's first step."""
-    time_s: Sequence[float] = ()
-    """When that step began."""
-    end_s: Sequence[float] = ()
-    """When the bucket's last step ended."""
+    step_s: Mapping[str, float] | None = None  # p5, p50, p95, p99 of step time on the host; None without steps.
+    step: Sequence[int] = ()  # Index of each bucket's first step.
+    time_s: Sequence[float] = ()  # When that step began.
+    end_s: Sequence[float] = ()  # When the bucket's last step ended.
     count: Sequence[int] = ()
     samples: Sequence[int | None] = ()
     bucket_s: Mapping[str, Sequence[float | None]] = {}
     """p5, p50, p95 of step time on the host in each bucket; None for downsampled steps, of which only sums are kept."""
-    columns: Mapping[str, Spread | None] = {}
-    """By name, as in LastSteps; None: never measured."""
+    columns: Mapping[str, Spread | None] = {}  # By name, as in LastSteps; None: never measured.
 
     def column(self, name: str) -> Spread | None:
         return self.columns.get(name)
@@ -286,10 +245,8 @@ class Answers(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True):
     """A training over all its attempts on this node: those of its lowest rank here."""
 
-    job: str
-    """The scheduler's job id, GPUWATCH_JOB, or the id of a run that was resumed."""
-    status: RunStatus
-    """Of the last attempt."""
+    job: str  # The scheduler's job id, GPUWATCH_JOB, or the id of a run that was resumed.
+    status: RunStatus  # Of the last attempt.
     started_s: float
     last_message_s: float
     attempts: int
@@ -299,23 +256,16 @@ class Job(msgspec.Struct, frozen=True):
     """Seconds by state, which sum to the time from the first attempt's begin to the last message: a run's states, and `down` (no attempt),
     `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done), `lost` (steps that the last attempt
     has not come to again, nor resumed from)."""
-    goodput_ratio: float | None
-    """Share of that time that computed new steps."""
+    goodput_ratio: float | None  # Share of that time that computed new steps.
     steps: int
-    redone_steps: int | None
-    """None: no global step number was given."""
-    lost_steps: int | None
-    """None as above."""
-    numbers: tuple[int, int] | None
-    """Global numbers of its first step and of the one after its last. None as above."""
+    redone_steps: int | None  # None: no global step number was given.
+    lost_steps: int | None  # None as above.
+    numbers: tuple[int, int] | None  # Global numbers of its first step and of the one after its last. None as above.
     restart: Mapping[str, float]
     """Parts of the state `restart`, in seconds: imports, rendezvous, checkpoint_load, startup, compile."""
-    lost: Mapping[str, float]
-    """The state `lost` by the states that its time had been counted in."""
-    findings: tuple[finding.Finding, ...]
-    """About the job as a whole, such as how often it should save."""
-    runs: tuple[str, ...]
-    """Its runs, that of the last attempt in the end."""
+    lost: Mapping[str, float]  # The state `lost` by the states that its time had been counted in.
+    findings: tuple[finding.Finding, ...]  # About the job as a whole, such as how often it should save.
+    runs: tuple[str, ...]  # Its runs, that of the last attempt in the end.
 
 
 class Jobs(msgspec.Struct, frozen=True):
@@ -328,10 +278,8 @@ class GpuSeconds(msgspec.Struct, frozen=True):
     gpu: str
     uuid: str = msgspec.field(name="UUID")
     states: Mapping[str, float]
-    seconds: float
-    """The sum of `states`: shares divide by it."""
-    energy_joules: Mapping[str, float] = {}
-    """By state; empty: not measured."""
+    seconds: float  # The sum of `states`: shares divide by it.
+    energy_joules: Mapping[str, float] = {}  # By state; empty: not measured.
 
 
 class RunSeconds(msgspec.Struct, frozen=True):

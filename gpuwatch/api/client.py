@@ -33,8 +33,7 @@ class Reply:
     location: str | None = None  # Target of a redirect, which is not followed.
 
 
-Get = Callable[[str, float], Reply]
-"""Returns the reply to a GET of a path within so many seconds. Raises: OSError when there is none."""
+Get = Callable[[str, float], Reply]  # the reply to a GET of a path within so many seconds. Raises: OSError.
 
 
 class Http:

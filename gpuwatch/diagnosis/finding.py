@@ -20,12 +20,9 @@ SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 class Verdict(msgspec.Struct, frozen=True):
     """The state that decides what to do."""
 
-    state: str
-    """input, transfer, compute, eval, checkpoint, startup, host, comm, straggler, stalled, other or unknown."""
-    ratio: float
-    """That state's share of the window's time, 0–1."""
-    sentence: str
-    """For people, e.g. "input-bound: 62% of the time training waited for data"."""
+    state: str  # input, transfer, compute, eval, checkpoint, startup, host, comm, straggler, stalled, other or unknown.
+    ratio: float  # That state's share of the window's time, 0–1.
+    sentence: str  # For people, e.g. "input-bound: 62% of the time training waited for data".
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -33,10 +30,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     what: str
     value: float
-    unit: str
-    """"ratio" (0–1), "s", "bytes", "cores", "" for a plain number."""
-    text: str
-    """The same for people, e.g. "checkpoints take 38% of the time"."""
+    unit: str  # "ratio" (0–1), "s", "bytes", "cores", "" for a plain number.
+    text: str  # The same for people, e.g. "checkpoints take 38% of the time".
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -44,25 +39,16 @@ class Finding(msgspec.Struct, frozen=True):
 
     cause: str
     severity: Severity
-    title: str
-    """The cause in a few words, e.g. "too few loader workers for the CPU time that a batch takes"."""
-    ratio: float
-    """The share of time (or of a capacity) at stake, 0–1. Findings are ordered by it."""
+    title: str  # The cause in a few words, e.g. "too few loader workers for the CPU time that a batch takes".
+    ratio: float  # The share of time (or of a capacity) at stake, 0–1. Findings are ordered by it.
     evidence: tuple[Evidence, ...]
-    advice: str
-    """One concrete change, with its cost."""
-    predicted_speedup: float | None = None
-    """Upper bound of the gain in throughput, 1.0 = none; None: not predicted."""
-    predicted_range: tuple[float, float] | None = None
-    """Lowest and highest gain that the evidence allows; None: only bounded from above."""
-    gpu: str | None = None
-    """UUID, for a finding about a GPU rather than a run."""
-    rank: int | None = None
-    """The straggler's rank; None: the finding is about the rank that reports it."""
-    because: tuple[str, ...] = ()
-    """Causes that this finding gives as its own reason: a list shows them as its consequences."""
-    root: str | None = None
-    """The cause that this one is a consequence of; None: it is a root itself."""
+    advice: str  # One concrete change, with its cost.
+    predicted_speedup: float | None = None  # Upper bound of the gain in throughput, 1.0 = none; None: not predicted.
+    predicted_range: tuple[float, float] | None = None  # Lowest and highest gain; None: only bounded from above.
+    gpu: str | None = None  # UUID, for a finding about a GPU rather than a run.
+    rank: int | None = None  # The straggler's rank; None: the finding is about the rank that reports it.
+    because: tuple[str, ...] = ()  # Causes that it gives as its own reason: a list shows them as its consequences.
+    root: str | None = None  # The cause that this one is a consequence of; None: it is a root itself.
 
     @property
     def gain(self) -> str:
@@ -86,8 +72,7 @@ class RankSummary(msgspec.Struct, frozen=True):
     """What a rank says of itself to rank 0."""
 
     facts: RankFacts
-    verdict: Verdict
-    """On this rank alone."""
+    verdict: Verdict  # On this rank alone.
     reasons: Mapping[Literal["input", "host"], Finding]
     """What makes its wait for data long, and its own time after that, as far as a rule found it."""
 
@@ -123,25 +108,18 @@ class Rule:
     Returns None when the cause is not there, or when its signal was not measured.
     """
 
-    find: Find
-    """Pure: a window and thresholds in, a finding of this cause or None out."""
-    explains: tuple[str, ...]
-    """Causes that are consequences of this one. A fallback among them is not reported with it."""
-    explained_by: tuple[str, ...]
-    """Causes that this one is a consequence of, besides those that name it in `explains`."""
+    find: Find  # Pure: a window and thresholds in, a finding of this cause or None out.
+    explains: tuple[str, ...]  # Causes that are its consequences. A fallback among them is not reported with it.
+    explained_by: tuple[str, ...]  # Causes that this one is a consequence of, besides those that name it in `explains`.
     stacks: Target | None
     """Whose stacks show more: the rank's loader workers (its training process where it has none), its training process, or the
     training processes of all ranks on the node. None: stacks do not help."""
-    alert: str | None
-    """The alert of gpuwatch/alerting/alerts.yml that this cause raises; the agent notifies by it. None: it raises none."""
-    runbook: str
-    """The page in docs/runbooks that lists this cause and what to do about it."""
+    alert: str | None  # The alert of alerting/alerts.yml that it raises, by which the agent notifies; None: none.
+    runbook: str  # The page in docs/runbooks that lists this cause and what to do about it.
     delays_rank: Literal["input", "host"] | None = None
     """By what it can make one rank of a run late: its wait for data, or its own time after that. None: by neither."""
-    fallback: bool = False
-    """It says only that nothing is proven: reported where none of the rules that explain it found anything."""
-    ends_run: bool = False
-    """It can be the reason why a run has ended."""
+    fallback: bool = False  # It says that nothing is proven: reported where no rule that explains it found anything.
+    ends_run: bool = False  # It can be the reason why a run has ended.
 
     @property
     def cause(self) -> str:

@@ -14,8 +14,7 @@ from gpuwatch.formatting import duration, size
 from gpuwatch.ledger.states import INPUT_WAIT
 from gpuwatch.wire import Loader
 
-HANDOVER_S = (0.0003, 0.004)
-"""Duration of a handover where it cannot be measured: without workers, or while none of them ever has a batch ready."""
+HANDOVER_S = (0.0003, 0.004)  # duration of a handover where it cannot be measured: no workers, or never a batch ready
 HANDOVER_BYTES_PER_S = (10e9, 1e9)
 """Rate at which a batch is then taken over, and its pages are first touched; the lower one also that at which a worker writes it into
 shared memory. Measured: 33 MB cost the training thread 4 ms, and its step 21 ms more than without workers; 10 kB 1 ms."""
@@ -28,8 +27,7 @@ SPREAD = 0.9  # what workers deliver is known to a tenth: two runs of the same l
 WORTH = 1.1  # the lowest gain to expect from which workers are advised
 CONTENTION = 1.10
 """Workers slow down the host that launches for a device, and with it the rest of the step, by at most this factor: 6.5–8% on recorded GPUs."""
-MOST_A_CORE = 4
-"""Workers for each core at most, even where they only wait: each is a process that also unpickles, collates and hands over."""
+MOST_A_CORE = 4  # workers for each core at most, even where they only wait: each also collates and hands over
 SHM_USABLE = 0.8  # the share of /dev/shm that queues may fill
 PREFETCH = 2  # batches that each worker prefetches where the loader does not set it: torch's default
 _NEARLY_A_CORE = 0.25  # A core that is busy for no more than this share is a core for a worker
@@ -43,13 +41,11 @@ class Plan:
     workers: int
     needed: int  # how many would feed the step, if nothing limited them
     limit: str | None  # what limits them: "cores", "memory" or "/dev/shm"; None: `workers` are enough
-    step_s: tuple[float, float]
-    """Shortest and longest step to expect. The note leaves it out where the run is too short for a prediction."""
+    step_s: tuple[float, float]  # shortest and longest step to expect; not in the note of a run that is too short
     speedup: tuple[float, float]  # lowest and highest gain in throughput that goes with it
     queue_bytes: int | None
     """What full queues take of /dev/shm and of memory, for all of the run's ranks on this node; None: the batch size is not known."""
-    memory_bytes: int | None = None
-    """The same with the workers' own memory; None: that, or the batch size, is not known."""
+    memory_bytes: int | None = None  # the same with the workers' own memory; None: that or the batch size is unknown
     on_cpu: bool = True  # whether the fetches compute, rather than wait
     promises: bool = True  # whether a step can be predicted: False for a short run
 

@@ -18,12 +18,10 @@ class Cost(msgspec.Struct, frozen=True):
 
     currency: str
     gpus: int
-    per_hour: float
-    """For all GPUs of the run together."""
+    per_hour: float  # For all GPUs of the run together.
     total: float
     states: dict[str, float]
-    energy: float | None = None
-    """Of the energy that they used, no part of `total`. None: not measured, or no price of a kWh."""
+    energy: float | None = None  # Of their energy, no part of `total`. None: not measured, or no price of a kWh.
 
     @property
     def outside_compute(self) -> float:
@@ -121,10 +119,8 @@ class Throughput(msgspec.Struct, frozen=True):
 
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
-    flops_per_s: float | None = None
-    """Achieved, by the operations that the user declares for a step, a sample or a token."""
-    mfu_ratio: float | None = None
-    """Model FLOPs utilisation: `flops_per_s` over the declared peak."""
+    flops_per_s: float | None = None  # Achieved, by the operations declared for a step, a sample or a token.
+    mfu_ratio: float | None = None  # Model FLOPs utilisation: `flops_per_s` over the declared peak.
 
 
 def declared(

@@ -31,8 +31,7 @@ class Report:
     name: str
     duration_s: float
     states: Mapping[str, float]  # Seconds by state; their sum is `duration_s`.
-    phases: Mapping[str, float]
-    """The part of `other` in declared phases, in seconds by their names; those after eight names are "rest"."""
+    phases: Mapping[str, float]  # The part of `other` in declared phases, in seconds by name; after eight, "rest".
     provisional: Mapping[str, float]  # The part of `states` that is not final yet: an open step or pause.
     steps: int
     samples: int | None  # Training samples; None: no batch has a known size.
@@ -42,13 +41,11 @@ class Report:
     timeline: str  # "host" or "device": the timeline that the states come from.
     device: str
     coverage: float  # Share of the steps that the device timeline measured, 0–1; 0 where there is none.
-    unverified_ratio: float
-    """Share of the steps with work on another device or stream, whose input wait is not certain."""
+    unverified_ratio: float  # Share of steps with work on another device or stream, whose input wait is not certain.
     hook_s: float | None  # The training thread's time in gpuwatch itself, as metered on some steps; None: not metered.
     verdict: Verdict
     findings: tuple[Finding, ...]
-    cost: Cost | None = None
-    """Cost of this rank's GPU, at the price in GPUWATCH_GPU_HOUR; None without a price, or on a CPU."""
+    cost: Cost | None = None  # Of this rank's GPU, by GPUWATCH_GPU_HOUR; None without a price, or on a CPU.
     training_s: float = 0.0
     rank: int = 0
     world_size: int = 1

@@ -34,8 +34,7 @@ class StepColumns(msgspec.Struct, frozen=True):
     transfer_s: tuple[float, ...] = ()
     compute_s: tuple[float, ...] = ()
     epoch_start: tuple[bool, ...] = ()  # True for the first batch of an iterator
-    hidden_wait_s: tuple[float, ...] = ()
-    """The part of the wait that was hidden behind the device's work; empty where only the host clock measured."""
+    hidden_wait_s: tuple[float, ...] = ()  # part of the wait hidden behind the device's work; empty: host clock alone
 
     def __len__(self) -> int:
         return len(self.data_wait_s)
@@ -63,13 +62,11 @@ class HostFacts(msgspec.Struct, frozen=True):
     cpu_busy_ratio: float | None = None
     cpu_pressure_ratio: float | None = None  # share of time in which some task waited for a CPU (PSI some)
     cpu_quota_cores: float | None = None  # CPU quota of the training's control group; None: no quota
-    cpu_throttled_ratio: float | None = None
-    """Share of the quota's periods (100 ms) in which it was used up and throttled the training."""
+    cpu_throttled_ratio: float | None = None  # share of the quota's periods (100 ms) in which it was used up
     io_pressure_ratio: float | None = None  # share of time in which some task waited for I/O (PSI some)
     disk_busy_ratio: float | None = None  # share of time in which the busiest disk had I/O in progress
     disk_read_bytes_per_s: float | None = None
-    network_receive_bytes_per_s: float | None = None
-    """In the training process's network namespace, the loopback included."""
+    network_receive_bytes_per_s: float | None = None  # in the training's network namespace, with the loopback
     memory_available_bytes: int | None = None  # to the training: the node's, within its control group's limit
     shm_size_bytes: int | None = None  # /dev/shm as the training process sees it
     shm_used_bytes: int | None = None
@@ -92,12 +89,9 @@ class GpuFacts(msgspec.Struct, frozen=True):
     uuid: str
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
-    process_count: int | None = None
-    idle_s: float | None = None
-    """For how long a process has held the GPU with no work on it and no training step; None: it is not idle."""
+    idle_s: float | None = None  # how long a process has held it with no work and no training step; None: not idle
     owner: str | None = None  # user and process, for people: "alice, pid 4711 (python)"
-    throttled: Mapping[str, float] | None = None
-    """Share of time with throttled clocks, by reason: power, thermal, hardware."""
+    throttled: Mapping[str, float] | None = None  # share of time throttled, by reason: power, thermal, hardware
     power_watts: float | None = None
     power_usual_watts: float | None = None
     memory_trend: MemoryTrend | None = None
@@ -124,8 +118,7 @@ class RankFacts(msgspec.Struct, frozen=True):
 class MemoryKills(msgspec.Struct, frozen=True):
     """The kernel's out-of-memory kills between the last message of a run and its loss. None: no limit, or not seen."""
 
-    where: Literal["group", "around", "node"]
-    """Which counter rose: that of the run's own control group, of a parent group, or of the whole node."""
+    where: Literal["group", "around", "node"]  # whose counter rose: the run's own group's, a parent's, the node's
     kills: int
     limit_bytes: int | None = None  # limit of the control group that left the run the least
     used_bytes: int | None = None  # highest use of that group seen in that time, page cache included
@@ -156,55 +149,40 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """All facts that a rule can read."""
 
     duration_s: float
-    states_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by state; their sum is the time that the window explains."""
-    declared_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by name of the declared phases that are no states of their own: a part of `other`."""
+    states_s: Mapping[str, float] = {}  # seconds by state; their sum is the time that the window explains
+    declared_s: Mapping[str, float] = {}  # by name, of declared phases that are no states themselves: a part of `other`
     is_short: bool = False  # the run has too few steps for a prediction, by `short_run_s` and `short_run_steps`
-    timeline: str = "host"
-    """Where the states come from: "host", the host clock, or "device", timing events on the device."""
+    timeline: str = "host"  # where the states come from: "host", its clock, or "device", timing events there
     coverage: float = 0.0  # share of the steps that the device timeline measured
-    unverified_ratio: float = 0.0
-    """Share of the steps with work on another device or stream, whose input wait is not certain."""
+    unverified_ratio: float = 0.0  # share of steps with work on another device or stream: input wait not certain
     device: str = "cpu"
     """"cpu", "cuda" … of torch; "jax:cuda", "jax:cpu" …; "tensorflow", where its device is not the CPU alone."""
     steps: StepColumns = StepColumns()
-    drained_ratio: float | None = None
-    """Share of steps that ended with an idle device; None where the device timeline measured none."""
-    kept_up_ratio: float | None = None
-    """Share of steps in which the device ran each kernel as soon as it was launched, with no work queued; None as above."""
-    first_step_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by state of the run's first step if that is out of proportion (it compiles): no share counts it. Empty if not."""
-    read_back_ratio: float | None = None
-    """Share of steps in which the host waited for a result of the device (`.item()`, `.cpu()`)."""
-    fetch_cpu_ratio: float | None = None
-    """Share of a fetch in which the training thread was on a CPU or in the run queue."""
+    drained_ratio: float | None = None  # share of steps that ended with an idle device; None: not measured
+    kept_up_ratio: float | None = None  # share of steps in which each kernel ran as soon as launched; None as above
+    first_step_s: Mapping[str, float] = {}  # by state, of a first step that took out of proportion: no share counts it
+    read_back_ratio: float | None = None  # share of steps in which the host waited for a result (`.item()`, `.cpu()`)
+    fetch_cpu_ratio: float | None = None  # share of a fetch with the training thread on a CPU or in the run queue
     ready_batches: float | None = None  # mean number of batches ready when one was requested; None without workers
     empty_fetch_ratio: float | None = None  # share of the fetches at which none was ready
-    out_of_order_ratio: float | None = None
-    """Share of those fetches at which other workers had batches ready that come later; None where not measured."""
+    out_of_order_ratio: float | None = None  # share of those fetches at which others had later batches ready
     loader: Loader = Loader()
     bounded_by_optimizer: bool = False
     """Steps last from one optimizer step to the next, as no watched loader feeds them: a wait lasts until the next forward pass."""
-    untrained_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by state of passes before the training, in which no optimizer made a step: no share counts them."""
-    fetch_place: Place | None = None
-    """Where the training thread was most often while it waited for a batch, in the user's own code."""
+    untrained_s: Mapping[str, float] = {}  # by state, of passes before any optimizer step: no share counts them
+    fetch_place: Place | None = None  # the user's code in which the training thread most often waited for a batch
     step_place: Place | None = None  # the same for the rest of the step
     python_place: Place | None = None  # the same for Python code in it that is not torch's; the ratio is of the step
     gaps_s: float = 0.0
     """From one forward pass without gradients to the next pass, in a loop without a watched loader: an environment's time, for example."""
     gap_place: Place | None = None  # where most of that was spent, in the user's own code
     between_place: Place | None = None  # the same for the time outside of steps and phases
-    step_idle_ratio: float | None = None
-    """Share of compute, at least, in which no thread of the training process had work for a core."""
+    step_idle_ratio: float | None = None  # share of compute, at least, in which no thread of the process had work
     process_cores: float | None = None
     """CPU time of the training process's threads, in the run queue included, as a multiple of compute; fetches that it makes itself are in it."""
     worker_cpu_ratios: tuple[float, ...] | None = None  # CPU use of each loader worker, 1.0 = one core busy
-    worker_busy_ratios: tuple[float, ...] | None = None
-    """Share of time in which each loader worker was on a CPU or in the run queue: on a full node, more than its CPU use."""
-    worker_waits: Mapping[str, float] | None = None
-    """Share of samples in which workers were blocked on each of `gpuwatch.host.blocked.WAITS`; they sum to 1."""
+    worker_busy_ratios: tuple[float, ...] | None = None  # the same with time in the run queue: more on a full node
+    worker_waits: Mapping[str, float] | None = None  # share of samples blocked on each of `host.blocked.WAITS`; sum 1
     worker_private_bytes: int | None = None  # memory of one loader worker that it shares with no other process
     host: HostFacts = HostFacts()
     gpus: tuple[GpuFacts, ...] = ()
@@ -215,11 +193,9 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     world_size: int = 1
     ranks: tuple[RankFacts, ...] = ()
     """The run's ranks that train now, this one included: those on this node, or all that rank 0 knows of. Empty for a single rank."""
-    summaries: Mapping[int, RankSummary] = msgspec.field(default_factory=dict)
-    """On rank 0, by rank: what the others say of themselves, where no agent compares them."""
+    summaries: Mapping[int, RankSummary] = {}  # on rank 0, by rank: what the others say of themselves, without an agent
     worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers killed by a signal, in the whole run
-    oom: MemoryKills | None = None
-    """Only of a lost run, and only if the kernel has killed a process for lack of memory since its last message."""
+    oom: MemoryKills | None = None  # of a lost run, if the kernel has killed for lack of memory since its last message
     job: JobFacts | None = None  # None: the run belongs to no job, or that has one attempt
     activity: str | None = None
     stalled_s: float | None = None  # time since the last step, if the run is stalled now

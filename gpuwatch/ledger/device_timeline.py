@@ -33,15 +33,17 @@ COPY_CALL_NS = 50_000  # at most so much of a copy's call is its launch, which i
 
 
 def breaks(call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
-    """Return a method of a `DeviceTimeline` that raises nothing: an error ends the timeline, and None is returned."""
+    """Return a method that raises nothing: an error ends the timeline, and from then on None is returned."""
 
     @functools.wraps(call)
     def guarded(self: DeviceTimeline, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
-            return call(self, *args, **kwargs)
+            if self.error is None:
+                return call(self, *args, **kwargs)
+            self.attention = True
         except Exception as error:
             self._break(error)
-            return None
+        return None
 
     return guarded
 
@@ -86,7 +88,7 @@ class DeviceTimeline:
         self._started_ns = at_ns
         dropped, self._aside_copies = self._aside_copies, []
         self._reader.drop(dropped)
-        if self.error is None and self._events.usable():
+        if self._events.usable():
             self._last = self._events.record(None)
 
     @breaks
@@ -99,8 +101,6 @@ class DeviceTimeline:
                 self._move_batch(piece, at_ns)
             return
         self._open = None
-        if self.error is not None:
-            return
         pending = self._pending
         if pending and (len(pending) >= RING or at_ns - pending[0].end_ns > OVERDUE_NS):
             self.harvest(at_ns)
@@ -165,8 +165,6 @@ class DeviceTimeline:
 
         `in_fetch`: the loader copies the batch itself, so the wait for it ends here.
         """
-        if self.error is not None:
-            return None
         piece, events = self._open, self._events
         around = self._copy
         may_be_aside = (piece is None or piece.detailed or self._aside_copies) and len(self._aside_copies) < MOST_COPIES
@@ -196,7 +194,7 @@ class DeviceTimeline:
     @breaks
     def copy_ends(self, token: Any | None, call_ns: int | None = None) -> None:
         """The copy was launched, by one call that took so long (None: by several). Not measured if its piece has ended meanwhile."""
-        if token is None or self.error is not None:
+        if token is None:
             return
         piece, begin = token
         if self._copy is token:
@@ -245,7 +243,7 @@ class DeviceTimeline:
     def wait_begins(self) -> tuple[Piece, Any] | None:
         """The home stream is about to wait for other ranks; return what `wait_ends` takes. Autograd's threads may call it too."""
         piece = self._open
-        if piece is None or piece.waits_seen is None or self.error is not None:
+        if piece is None or piece.waits_seen is None:
             return None
         piece.waits_seen += 1
         if piece.times_waits and len(piece.waits) < _WAITS_A_PIECE and self._events.usable():
@@ -255,9 +253,7 @@ class DeviceTimeline:
     @breaks
     def wait_ends(self, begin: tuple[Piece, Any] | None) -> None:
         """What the stream waits for has been queued."""
-        if begin is None or self.error is not None or begin[0] is not self._open:
-            return
-        if self._events.usable():
+        if begin is not None and begin[0] is self._open and self._events.usable():
             begin[0].waits.append((begin[1], self._events.record(None)))
 
     def read_back(self, blocked_ns: int) -> None:
@@ -290,7 +286,6 @@ class DeviceTimeline:
             self._ended >= HARVESTED_AFTER
             or at_ns - self._harvested_ns >= HARVESTED_AFTER_NS
             or events.foreign != self._foreign_seen
-            or self.error is not None
         )
         return piece
 
@@ -303,7 +298,7 @@ class DeviceTimeline:
     def harvest(self, now_ns: int) -> None:
         """Give the pieces that the device has finished their times, in order. Costs a few queries at most, or none."""
         pending = self._pending
-        if not pending or self.error is not None or not self._events.usable():
+        if not pending or not self._events.usable():
             return
         self._harvested_ns, self._ended = now_ns, 0
         count = self._known = self._finished()
@@ -336,8 +331,7 @@ class DeviceTimeline:
     @breaks
     def saw(self, device: Any) -> None:
         """Note the device that a tensor of the step came to."""
-        if self.error is None:
-            self._events.saw(device)
+        self._events.saw(device)
 
     @property
     def uuid(self) -> str | None:
@@ -364,8 +358,7 @@ class DeviceTimeline:
 
     @breaks
     def _release(self, piece: Piece) -> None:
-        if self.error is None:
-            self._reader.release(piece)
+        self._reader.release(piece)
 
     def _give_up_busy(self) -> None:
         """Let pieces go of which the device has not finished the first: it had work all the time, so no wait was felt."""

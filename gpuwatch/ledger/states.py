@@ -35,8 +35,7 @@ def phase_state(name: str) -> str:
     return PHASE_STATES.get(name, OTHER)
 
 
-CHECKPOINT_LOAD, RENDEZVOUS = "checkpoint_load", "rendezvous"
-"""Phases that gpuwatch itself declares: a part of `other`."""
+CHECKPOINT_LOAD, RENDEZVOUS = "checkpoint_load", "rendezvous"  # phases that gpuwatch itself declares: a part of `other`
 
 MAX_DECLARED = 8
 _MOST_OTHERS = 1024
@@ -107,11 +106,10 @@ class Ledger:
         if whole <= 0:
             self.book(UNKNOWN, until_ns)
             return
-        edge, seen, begin = 0, 0, self.watermark_ns
+        seen, begin = 0, self.watermark_ns
         for state, part in parts_ns.items():
             seen += part
-            edge = open_ns * seen // whole
-            self.book(state, begin + edge)
+            self.book(state, begin + open_ns * seen // whole)
 
     def shift(self, gap_ns: int) -> None:
         """Move start and watermark by `gap_ns`: time that is not this ledger's (between two processes of one run)."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from gpuwatch.ledger import states
 from gpuwatch.ledger.device_booking import DeviceBooking
-from gpuwatch.ledger.device_pieces import Piece
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SPAN, STEP, TOKENS, UNVERIFIED
 from gpuwatch.ledger.step_records import Carry, Level, StepCounts, StepRecord
 
@@ -119,7 +118,7 @@ class Timeline:
             self._carry = Carry()
             self._left = state == states.OTHER and not self._levels
             self.last_progress_ns = max(self.last_progress_ns, end)
-        elif (record := self._piece(*entry)) is not None:
+        elif (record := self._book_piece(entry)) is not None:
             steps.append(record)
 
     def held_tail(self) -> tuple[list[tuple[str, int]], str]:
@@ -221,17 +220,9 @@ class Timeline:
         self._carry = self._levels.pop().carry
         self.last_progress_ns = at_ns
 
-    def _piece(
-        self,
-        kind: int,
-        begin: int,
-        end: int,
-        data: int,
-        transfer: int,
-        samples: int,
-        epoch_start: bool,
-        piece: Piece | None = None,
-    ) -> StepRecord | None:
+    def _book_piece(self, entry: tuple[Any, ...]) -> StepRecord | None:
+        """Book a step or a part of one; return the training step that it ends."""
+        kind, begin, end, data, transfer, samples, epoch_start, piece = (*entry, None)[:8]
         ledger, phase, carry = self.ledger, self._phase_state, self._carry
         times = None if piece is None else piece.times
         # What a user's contexts say may overlap (`data()` around a whole `step()`): no moment is counted in two steps.

@@ -49,11 +49,9 @@ _MOST_COUNTED = 1 << 52
 _LONGEST_NS = 1 << 58
 _LATEST_NS = 1 << 62
 
-Count = Annotated[int, Meta(ge=0, le=_MOST_COUNTED)]
-"""Bounded so that it is exact as a float, and a sum of them fits into 64 bits."""
+Count = Annotated[int, Meta(ge=0, le=_MOST_COUNTED)]  # exact as a float, and a sum of them fits into 64 bits
 CountOrMissing = Annotated[int, Meta(ge=MISSING, le=_MOST_COUNTED)]  # -1: not known
-Duration = Annotated[int, Meta(ge=0, le=_LONGEST_NS)]
-"""In ns, nine years at most: a sum over a run's senders fits into 64 bits."""
+Duration = Annotated[int, Meta(ge=0, le=_LONGEST_NS)]  # in ns, nine years at most: a run's sum fits into 64 bits
 Moment = Annotated[int, Meta(ge=0, le=_LATEST_NS)]  # in ns of some clock
 Pid = Annotated[int, Meta(ge=0, le=1 << 31)]
 Rank = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -77,16 +75,13 @@ class Counters(msgspec.Struct):
     """Host timeline: data_wait, transfer, compute of training steps."""
     declared_ns: Annotated[dict[Name, Count], Meta(max_length=MAX_DECLARED + 1)] = {}
     """Time in declared phases that are no states of their own, by name: see `ledger.states.add_declared`."""
-    overhead_ns: Duration = 0
-    """Cost to the training process: CPU time of the hook's background thread, and the metered time in the training thread."""
+    overhead_ns: Duration = 0  # CPU time of the hook's background thread, and its metered time in the training thread
     hidden_ns: Duration = 0  # data wait that was hidden behind the device's work, in the `device_steps`
     device_steps: Count = 0  # training steps that the device's timeline measured
     drained_steps: Count = 0  # those `device_steps` at whose end the device had no work left
-    kept_up_steps: Count = 0
-    """Those `device_steps` in which the device ran each kernel as it was launched: no work was queued."""
+    kept_up_steps: Count = 0  # those `device_steps` in which the device ran each kernel as it was launched
     read_back_steps: Count = 0  # those `device_steps` in which the host waited to read a result back from the device
-    unverified_steps: Count = 0
-    """Training steps with work on another device or stream, so that their input wait is not certain."""
+    unverified_steps: Count = 0  # training steps with work on another device or stream: input wait not certain
     comm_steps: Count = 0  # training steps whose wait for other ranks was measured
     fetches_sampled: Count = 0  # fetches whose CPU time was sampled
     worker_fetches: Count = 0  # batches requested from a loader with workers
@@ -123,8 +118,7 @@ class Loader(msgspec.Struct, frozen=True):
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
     batch_bytes: int | None = None
-    batches: int | None = None
-    """Batches per epoch, `len(loader)`."""
+    batches: int | None = None  # Batches per epoch, `len(loader)`.
     worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=MAX_WORKERS)] = ()
 
 
@@ -134,10 +128,8 @@ class WorkerDeath(msgspec.Struct, frozen=True):
     pid: Pid
     signal: Count
     out_of_memory: bool | None = None  # of SIGKILL: whether the kernel's OOM killer ran since
-    oom_kills: Count | None = None
-    """Of SIGKILL: its kills since, in the run's control group where that counts them, else on the node."""
-    memory_limit_bytes: Count | None = None
-    """Limit of the control group in which it killed; None also for a group without a limit."""
+    oom_kills: Count | None = None  # its kills since, in the run's control group if that counts them, else on the node
+    memory_limit_bytes: Count | None = None  # of the control group in which it killed; None also without a limit
     shm_size_bytes: Count | None = None  # of SIGBUS: size of the run's own /dev/shm
     shm_free_bytes: Count | None = None  # what was free in it right after
 
@@ -146,8 +138,7 @@ class Collective(msgspec.Struct, frozen=True):
     """The last collective that a rank has issued in one process group. Source: torch's flight recorder."""
 
     group: Text  # its description, and its name, which is its own
-    number: Count
-    """How many it has issued in the group, this one included: the same for all ranks that run in step."""
+    number: Count  # How many it has issued in the group, this one included: the same for all ranks that run in step.
     operation: Text  # "all_reduce" …
     pending: bool  # it has not ended
     of_all_ranks: bool = False  # the group is torch's default one

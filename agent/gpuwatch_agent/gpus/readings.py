@@ -234,7 +234,6 @@ def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: Gpu
         uuid=account.uuid,
         utilization_ratio=node.mean("gpuwatch_gpu_utilization_ratio", account.gpu, account.uuid, since_ns=begin_ns),
         memory_used_bytes=None if memory is None else int(memory),
-        process_count=len(account.pids),
         idle_s=None if account.idle_since_ns is None else (now_ns - account.idle_since_ns) / 1e9,
         throttled=node.throttled(account.gpu, account.uuid),
         power_watts=node.mean("gpuwatch_gpu_power_watts", account.gpu, account.uuid),

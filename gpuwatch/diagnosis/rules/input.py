@@ -396,9 +396,8 @@ def between_passes(window: Window, thresholds: Thresholds) -> float:
 
 def passes_where(window: Window) -> str:
     place = window.gap_place
-    return "passes between forward passes" + (
-        f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""
-    )
+    most = f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""
+    return f"passes between forward passes{most}"
 
 
 def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:

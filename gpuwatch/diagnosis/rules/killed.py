@@ -15,8 +15,7 @@ LARGER_SHM = (
     "its size is not known), or use fewer workers, or prefetch_factor=1"
 )
 _ROOMY = 0.5  # share of /dev/shm below which full queues cannot have filled it
-_FULL = 0.1
-"""A /dev/shm with less than this share free right after the death was full: what the dead worker held has been freed since."""
+_FULL = 0.1  # /dev/shm was full with less than this share free right after: what the dead worker held has been freed
 
 killed_rule = rule(explains=(), explained_by=(), stacks=None, alert="RunKilled", runbook="RunKilled", ends_run=True)
 """Makes a rule about a process that was killed, which has these facts in common with all of them."""

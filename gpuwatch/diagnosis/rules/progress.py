@@ -196,30 +196,26 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
     waiting_s = median(rank.step_s - own[rank.rank] for rank in others) - (late.step_s - own[late.rank])
     if waiting_s < excess_s / 2:
         return None
-    by_input = late.data_wait_s - median(rank.data_wait_s for rank in others) >= excess_s / 2
     gain_s = own[late.rank] - max(own[rank.rank] for rank in others)
     world = max(window.world_size, len(ranks))
+    kind: Literal["input", "host"] = "host"
     advice = f"check the host of rank {late.rank}: cores shared with other jobs, a throttled or slower device, code that only this rank runs"
-    if by_input:
-        advice = (
-            f"fix the input of rank {late.rank}: its shard, its storage, its loader workers and the cores they can use"
-        )
-    kind: Literal["input", "host"] = "input" if by_input else "host"
+    if late.data_wait_s - median(rank.data_wait_s for rank in others) >= excess_s / 2:
+        kind, where = "input", "its shard, its storage, its loader workers and the cores they can use"
+        advice = f"fix the input of rank {late.rank}: {where}"
     summary = window.summaries.get(late.rank)
     reason = _reason(window, kind, thresholds) if summary is None else summary.reasons.get(kind)
     if reason is not None:
         advice = f"on rank {late.rank}: {reason.advice}"
-    here = (
-        "" if world == len(ranks) else f" ({len(ranks)} of {world} compared)" if window.summaries else " on this node"
-    )
+    here = f" ({len(ranks)} of {world} compared)" if window.summaries else " on this node"
+    here = "" if world == len(ranks) else here
     gains = [round(step_s / (step_s - gain_s), 2)] if 0 < gain_s < step_s else []
     gains += [reason.predicted_speedup] if reason is not None and reason.predicted_speedup is not None else []
     cost_s = (world - 1) * excess_s
     waiting = "1 rank waits" if world == 2 else f"{world - 1} ranks wait"
-    longer = f"its {'wait for data' if by_input else 'time before communication'} is {duration(excess_s)} a step longer than that of the other ranks, {percent(excess_s / step_s)} of the step"
-    cost = (
-        f"{waiting}, {duration(cost_s)} a step in total: {percent(cost_s / (world * step_s))} of the time of all ranks"
-    )
+    longer = f"its {'wait for data' if kind == 'input' else 'time before communication'} is {duration(excess_s)} a step longer than that of the other ranks, {percent(excess_s / step_s)} of the step"
+    share = percent(cost_s / (world * step_s))
+    cost = f"{waiting}, {duration(cost_s)} a step in total: {share} of the time of all ranks"
     slowest = sorted(own.items(), key=lambda each: -each[1])[:_RANKS_SHOWN]
     return found(
         f"rank {late.rank} is late at every step, and the other ranks{here} wait for it",
