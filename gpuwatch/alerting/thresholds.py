@@ -62,9 +62,7 @@ class AlertThresholds:
     busy_for_s: float = 120
     low_power_ratio: float = 0.4  # Share of its top power in `power_window_s` below which full utilisation is no work.
     power_window_s: float = 21600  # How far back the GPU's own highest power is looked up.
-    rank_pace_ratio: float = (
-        Thresholds.rank_pace
-    )  # Ranks whose steps differ by more do not run in step: no straggler.
+    rank_pace_ratio: float = Thresholds.rank_pace  # Ranks whose steps differ by more are not compared: no straggler.
     straggler_ratio: float = 0.1
     """Excess of a rank's own time over that of the faster ranks, on all nodes, as a share of the run's training time."""
     straggler_for_s: float = 300
