@@ -109,6 +109,7 @@ def test_a_collector_that_hangs_holds_up_neither_samples_nor_the_end(tmp_path: P
             wait_for("samples go on", lambda: sample_s() >= begin_s + 4, 20)
             assert agent.get_text("/readyz") == "ok\n"
             assert agent.stop() == 0
+            assert "Traceback" not in agent.log.read_text()
 
 
 def test_nothing_is_pushed_without_the_option(tmp_path: Path) -> None:

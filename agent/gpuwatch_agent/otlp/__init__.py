@@ -1,8 +1,7 @@
 """Pushes metrics and findings to an OpenTelemetry collector by OTLP over HTTP, for sites without Prometheus: `gpuwatch agent --otlp URL`.
 
-Source: docs/specification.md of opentelemetry-proto 1.10, for answers and retries. A thread of its own reads the snapshots that are there
-anyway. Metrics are never queued: counters are cumulative, so a retry sends the newest page. Log records wait in a small file. Needs the
-extra `otlp`.
+Source: "OTLP Specification" of opentelemetry-proto 1.11, for answers and retries. A thread of its own reads the snapshots that are there
+anyway. Metrics are never queued: counters are cumulative, so a retry sends the newest page. Log records wait in a small file.
 """
 
 import gzip

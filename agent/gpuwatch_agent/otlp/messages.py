@@ -1,7 +1,7 @@
 """A page of metrics, and findings that begin or end, as OTLP requests.
 
-Sources, of 2026-08: OpenTelemetry's compatibility/prometheus_and_openmetrics.md (names stay, units are UCUM's, an info is a sum that may
-fall) and metrics/data-model.md (unknown start times); its semantic conventions 1.44, docs/hardware/gpu.md and common.md, for `hw.*`.
+Sources: OpenTelemetry's specification 1.60, "Prometheus and OpenMetrics Compatibility" (names stay, units are UCUM's, an info is a sum that
+may fall) and "Metrics Data Model" (unknown start times); its semantic conventions 1.44, "GPU" and "Common hardware metrics", for `hw.*`.
 """
 
 import math
