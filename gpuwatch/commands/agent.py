@@ -62,7 +62,7 @@ def agent(
     api_token_file: Annotated[Path | None, Option(help=_API_TOKEN, envvar="GPUWATCH_API_TOKEN_FILE")] = None,
     token_file: Annotated[Path | None, Option(help=_TOKEN, envvar="GPUWATCH_TOKEN_FILE")] = None,
     otlp: Annotated[str | None, Option(help=_OTLP, envvar="GPUWATCH_OTLP")] = None,
-    otlp_every_s: Annotated[float, Option(help="Seconds between two pushes of metrics by --otlp.", min=1)] = 15.0,
+    otlp_every_s: Annotated[float, Option(help="Seconds between two pushes by --otlp.", min=1, max=120)] = 15.0,
 ) -> None:
     """Receive messages of the hooks, sample the node once a second, serve Prometheus metrics and the JSON API.
 
