@@ -70,7 +70,7 @@ class Http:
                 parts = urllib3.util.parse_url(self._url)
                 if parts.scheme not in ("http", "https") or not parts.host:
                     raise exceptions.LocationValueError(self._url)
-                user = unquote(parts.auth) if parts.auth else None
+                user = unquote(parts.auth).encode().decode("latin-1") if parts.auth else None  # RFC 7617: UTF-8
                 headers = urllib3.make_headers(accept_encoding="gzip", basic_auth=user)
                 own = os.environ.get("GPUWATCH_CLIENT_CERT") or None
                 self._pool = urllib3.PoolManager(maxsize=32, headers=headers, cert_file=own)
@@ -110,7 +110,7 @@ def api_token() -> str | None:
 
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""
-    return re.sub(r"(?<=://)[^/@]*@", "", url)
+    return re.sub(r"(?<=://)[^/]*@", "", url)
 
 
 def fetch(url: str, timeout_s: float = TIMEOUT_S / 3, token: Callable[[], str | None] = lambda: None) -> Reply:

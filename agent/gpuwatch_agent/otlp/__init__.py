@@ -208,10 +208,10 @@ def _checked(url: str) -> str:
     """Return the URL of a collector. Raises: ConfigError, which does not show its password."""
     with suppress(ValueError):  # an impossible port
         parts = urlsplit(url)
-        is_base = not re.search(r"[\s?#]|/v1/(metrics|logs)/?$", url)
+        is_base = url.isprintable() and not re.search(r"[\s?#]|/v1/(metrics|logs)/?$", url)
         if is_base and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return url
-    where = without_password(url)
+    where = re.sub("//.*@", "//", url)  # a password may have a slash, which makes the URL wrong
     raise ConfigError(f"--otlp {where}: give the collector's URL without /v1/metrics, e.g. http://127.0.0.1:4318")
 
 

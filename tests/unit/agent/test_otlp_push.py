@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import logging
@@ -164,14 +165,16 @@ def test_headers_and_passwords_are_sent_and_never_logged(
     headers = collector.posts[0][1]
     assert (headers["x-scope-orgid"], headers["api-key"]) == ("lab", "s3cret=")
     assert headers["authorization"] == "Basic dXNlcjpwYXNzdzByZA=="
+    Pushing(collector.url.replace("//", "//user:p%C3%A4ssw0rd€@")).after(1)
+    assert base64.b64decode(collector.posts[-1][1]["authorization"].split()[1]).decode() == "user:pässw0rd€"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer s3cret")
     pushing = Pushing(collector.url.replace("//", "//user:passw0rd@"))
     pushing.after(1)
     assert collector.posts[-1][1]["authorization"] == "Bearer s3cret"
     collector.port = 0
-    Pushing("http://user:passw0rd@127.0.0.1:1").after(1)
+    Pushing("http://user:a@passw0rd@127.0.0.1:1").after(1)
     assert "status 401, who are you" in caplog.text and "Connection refused" in caplog.text
-    assert "s3cret" not in caplog.text and "passw0rd" not in caplog.text
+    assert "s3cret" not in caplog.text and "ssw0rd" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -179,11 +182,11 @@ def test_headers_and_passwords_are_sent_and_never_logged(
     [
         "", "collector:4318", "ftp://collector", "http://", "http://:4318", "http://collector:99999", "http://a b",
         "http://collector:4318/v1/metrics", "http://collector:4318/v1/logs/", "http://c:4318?key=s3cret", "http://[::1",
-        "http://collector:x",
+        "http://collector:x", "http://collector/\udcff",
     ],
 )  # fmt: skip
 def test_an_unusable_url_is_said_at_the_start_without_its_password(url: str) -> None:
-    given = url.replace("//", "//user:passw0rd@")
+    given = url.replace("//", "//user:a/passw0rd@")
     with pytest.raises(ConfigError, match=r"^--otlp .*give the collector's URL without /v1/metrics") as error:
         Pushing(given)
     assert "passw0rd" not in str(error.value)
