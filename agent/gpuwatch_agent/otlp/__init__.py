@@ -230,5 +230,5 @@ def _seconds(retry_after: str | None) -> float:
     """Return what a Retry-After header asks for, a time or seconds; 0 without one that can be read."""
     try:
         return float(urllib3.Retry().parse_retry_after(retry_after or "0"))
-    except urllib3.exceptions.InvalidHeader:
+    except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
         return 0.0

@@ -34,8 +34,6 @@ _HARDWARE: Mapping[str, Sequence[tuple[str, str, str, Mapping[str, str]]]] = {
     "gpuwatch_gpu_xid_errors_total": [("hw.errors", "counter", "{error}", {**_IS_GPU, "error.type": "xid"})],
 }
 """OpenTelemetry's name, kind, unit and attributes of a metric of ours."""
-
-
 _Sums = dict[tuple[Any, ...], tuple[int, int, float]]
 """By series: its start and its last time (Unix, ns), and its last value."""
 
@@ -70,7 +68,7 @@ class MetricsConverter:
                 if "kind" in labels:
                     about["error.type" if hardware == "hw.errors" else "kind"] = labels["kind"]
                 divisor = (sizes.get(uuid) or math.nan) if hardware == "hw.gpu.memory.utilization" else 1.0
-                self._add(hardware, kind, unit, metric.help, about, value / divisor)
+                self._add(hardware, kind, unit, "", about, value / divisor)
         return bytes(request.SerializeToString())
 
     def delivered(self) -> None:

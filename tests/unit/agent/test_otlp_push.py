@@ -246,7 +246,17 @@ def test_what_must_not_be_retried_waits_for_the_next_interval(
 
 @pytest.mark.parametrize(
     ("header", "again_s"),
-    [("30", 30), ("0", 1), ("999999", 3600), ("soon", 1), ("-5", 1), ("", 1), ("Mon, 01 Jan 2001 00:00:00 GMT", 1)],
+    [
+        ("30", 30),
+        ("0", 1),
+        ("999999", 3600),
+        ("soon", 1),
+        ("-5", 1),
+        ("", 1),
+        ("Mon, 01 Jan 2001 00:00:00 GMT", 1),
+        ("9" * 5000, 1),
+        ("Mon, 01 Jan 99999999999999 00:00:00 GMT", 1),
+    ],
 )
 def test_retry_after_is_honoured_within_bounds(collector: Collector, header: str, again_s: float) -> None:
     collector.answer = lambda path: (429, {"Retry-After": header}, b"")
