@@ -1,6 +1,6 @@
 """What the agent costs, beside node_exporter on the same machine in the same minutes; written into docs/evidence/agent.md.
 
-    python -m benchmarks.agent [--only node|full|ingest|history|flood] [--seconds 60] [--flood-seconds 120]
+    python -m benchmarks.agent [--only node|otlp|full|ingest|history|flood] [--seconds 60] [--flood-seconds 120]
 
 CPU is user and system time of the process, as a share of one core; memory is its resident size. The GPUs are a scripted NVML
 (tests/nvml), whose own time is part of the agent's. Ranks are real processes, and one process speaks for all of their hooks.
@@ -20,6 +20,7 @@ from statistics import median
 
 from benchmarks.agent_history import history_part
 from benchmarks.agent_ingest import ingest_part
+from benchmarks.agent_otlp import otlp_part
 from benchmarks.agent_processes import (
     ROOT,
     agent,
@@ -177,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--flood-seconds", type=int, default=120)
-    parts = ("ingest", "history", "full", "node", "flood")
+    parts = ("ingest", "history", "full", "node", "otlp", "flood")
     parser.add_argument("--only", choices=parts, action="append")
     arguments = parser.parse_args()
     for part in arguments.only or parts:
@@ -187,6 +188,8 @@ def main() -> None:
                 lines = ingest_part(directory)
             elif part == "history":
                 lines = history_part(directory)
+            elif part == "otlp":
+                lines = otlp_part(directory)
             elif part == "full":
                 lines = full_part(directory)
             elif part == "node":

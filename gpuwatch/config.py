@@ -41,6 +41,8 @@ class AgentSettings(msgspec.Struct, frozen=True):
     web_config: str | None = None  # TLS and passwords, in the format of the Prometheus exporters.
     api_token_file: str | None = None  # The API's token; made by the agent where there is no such file.
     token_file: str | None = None  # The token of hooks that connect over TCP; likewise.
+    otlp: str | None = None  # The OpenTelemetry collector that metrics and findings are pushed to.
+    otlp_every_s: Annotated[float, Meta(ge=1, le=120)] = 15.0  # Counters' first zeros wait for no rarer scrapes.
 
 
 class NotifySettings(msgspec.Struct, frozen=True):

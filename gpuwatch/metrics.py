@@ -169,6 +169,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_notification_failures_total", "counter", "count", "Failed deliveries; each is retried."),
     Metric("gpuwatch_notifications_dropped_total", "counter", "count", "Notifications dropped after a day of retries, or because the queue was full."),
     Metric("gpuwatch_notifications_waiting", "gauge", "count", "Notifications in the delivery queue."),
+    Metric("gpuwatch_otlp_requests_sent_total", "counter", "count", "Requests that the OpenTelemetry collector took; absent without --otlp."),
+    Metric("gpuwatch_otlp_request_failures_total", "counter", "count", "Requests that the OpenTelemetry collector refused or did not answer; absent without --otlp."),
     Metric("gpuwatch_sample_timestamp_seconds", "gauge", "timestamp", "Unix time at which the served sample was taken."),
     Metric("gpuwatch_agent_cpu_seconds_total", "counter", "seconds", "CPU time of the agent itself."),
     Metric("gpuwatch_agent_resident_memory_bytes", "gauge", "bytes", "Resident memory of the agent itself."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import socketserver
 import threading
@@ -49,6 +51,62 @@ def webhook(inbox: Inbox | None = None, port: int = 0) -> Iterator[Inbox]:
                 self.wfile.write(b"ok")
             except OSError:
                 pass  # it has given up on us
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+
+    with Server(("127.0.0.1", port), Handler) as server:
+        box.port = server.server_address[1]
+        box.url = f"http://127.0.0.1:{box.port}"
+        with _serving(server):
+            yield box
+
+
+@dataclass
+class Collector:
+    """What an OTLP collector has got, and how it answers the next requests."""
+
+    url: str = ""
+    port: int = 0
+    posts: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    """(path, headers by lower-case name, body without its gzip), those that were refused too."""
+    answer: Callable[[str], tuple[int, dict[str, str], bytes]] = lambda path: (200, {}, b"")
+    """By path: status, headers, body."""
+    delay_s: float = 0.0
+    drip: Iterator[bytes] | None = None
+    """Follows the body, piece by piece, without a Content-Length."""
+
+    def bodies(self, path: str) -> list[bytes]:
+        return [body for where, _, body in self.posts if where.endswith(path)]
+
+
+@contextmanager
+def otlp_collector(collector: Collector | None = None, port: int = 0) -> Iterator[Collector]:
+    """Give a collector that an HTTP server on loopback fills; the server is gone in the end."""
+    box = collector or Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = gzip.decompress(self.rfile.read(int(self.headers["Content-Length"])))
+            box.posts.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+            time.sleep(box.delay_s)
+            status, headers, answer = box.answer(self.path)
+            with contextlib.suppress(OSError):  # it has given up on us
+                self.send_response(status)
+                length = {} if box.drip else {"Content-Length": str(len(answer))}
+                for name, value in {**length, **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(answer)
+                for piece in box.drip or ():
+                    self.wfile.write(piece)
+            self.close_connection |= box.drip is not None
 
         def log_message(self, *_: object) -> None:
             pass

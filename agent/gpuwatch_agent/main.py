@@ -17,7 +17,7 @@ from pathlib import Path
 import uvicorn
 
 from gpuwatch.config import Config
-from gpuwatch.errors import ConfigError
+from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.host.proc import boot_id
 from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen, is_tcp
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until SIGINT or SIGTERM. `ready` is called with the agent's URL once it answers.
 
-    Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written; MissingExtra without py-spy.
+    Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written; MissingExtra.
     """
     own = config.agent
     roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
@@ -57,9 +57,20 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         if config.notify.urls:
             state = path.with_name(path.name + ".notify.json")
             notifier = Notifier(lambda: sampler.snapshot, config.notify, config.alerts, socket.gethostname(), state)
-            sampler.extra_samples = notifier.samples
+            sampler.extra_samples.append(notifier.samples)
             notifier.start()
             stack.callback(notifier.stop)
+        if own.otlp:
+            try:
+                from gpuwatch_agent.otlp import OtlpPusher
+            except ImportError:
+                raise MissingExtra("opentelemetry-proto", "otlp") from None
+            port, state = server_socket.getsockname()[1], path.with_name(path.name + ".otlp.json")
+            every_s, host = own.otlp_every_s, socket.gethostname()
+            pusher = OtlpPusher(own.otlp, every_s, lambda: sampler.snapshot, host, port, state)
+            sampler.extra_samples.append(pusher.samples)
+            pusher.start()
+            stack.callback(pusher.stop)
         if config.stacks.automatic:
             find_py_spy()
             folder = Path(config.stacks.folder) if config.stacks.folder else path.with_name("stacks")

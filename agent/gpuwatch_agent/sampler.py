@@ -82,7 +82,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.snapshot: exporter.Snapshot | None = None
-        self.extra_samples: Callable[[], Iterable[Sample]] = tuple
+        self.extra_samples: list[Callable[[], Iterable[Sample]]] = []
         """Further series of the agent itself (the notifier's counters)."""
         self.stacks: StackWatch | None = None  # captures stacks when a finding begins; None: not enabled
 
@@ -253,7 +253,7 @@ class Sampler:
             *(Sample("gpuwatch_messages_rejected_total", n, (why,)) for why, n in sorted(rejected.items())),
             *(Sample("gpuwatch_run_failures_total", n, (step,)) for step, n in sorted(self._runs.failures.items())),
             Sample("gpuwatch_runs_kept_apart_total", self._runs.kept_apart),
-            *self.extra_samples(),
+            *(sample for samples_of in self.extra_samples for sample in samples_of()),
             Sample("gpuwatch_sample_timestamp_seconds", now_s),
         ]
         return samples

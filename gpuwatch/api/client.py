@@ -18,6 +18,8 @@ from gpuwatch.wire.endpoint import token
 
 TIMEOUT_S = 3.0  # A page is redrawn every 2 s: a slower agent is as good as down.
 LONG_TIMEOUT_S = 20.0  # For steps and series of a whole run: a million steps take an agent more than a second of CPU.
+MOST_OF_ANSWER = 1 << 20
+"""Bytes of the answer to a POST that are read; a longer one is cut off, and is longer than this then."""
 
 Params = Mapping[str, str | int | float | Sequence[str]]
 Answer = TypeVar("Answer")
@@ -31,6 +33,7 @@ class Reply:
     status: int
     body: bytes
     location: str | None = None  # Target of a redirect, which is not followed.
+    retry_after: str | None = None  # What its header Retry-After says.
 
 
 Get = Callable[[str, float], Reply]  # the reply to a GET of a path within so many seconds. Raises: OSError.
@@ -49,6 +52,14 @@ class Http:
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S) -> Reply:
         """Return the reply. Raises: OSError when there is none."""
+        return self._request("GET", path, timeout_s)
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Reply:
+        """Return the reply to a POST, as it was sent. Raises: OSError when there is none."""
+        more = {"body": body, "preload_content": False, "decode_content": False}
+        return self._request("POST", path, timeout_s, {**headers, "accept-encoding": "identity"}, **more)
+
+    def _request(self, method: str, path: str, timeout_s: float, extra: Mapping[str, str] = {}, **more: Any) -> Reply:
         import urllib3
         from urllib3 import exceptions
 
@@ -58,18 +69,23 @@ class Http:
                 parts = urllib3.util.parse_url(self._url)
                 if parts.scheme not in ("http", "https") or not parts.host:
                     raise exceptions.LocationValueError(self._url)
-                user = unquote(parts.auth) if parts.auth else None
+                user = unquote(parts.auth).encode().decode("latin-1") if parts.auth else None  # RFC 7617: UTF-8
                 headers = urllib3.make_headers(accept_encoding="gzip", basic_auth=user)
                 own = os.environ.get("GPUWATCH_CLIENT_CERT") or None
                 self._pool = urllib3.PoolManager(maxsize=32, headers=headers, cert_file=own)
             bearer = None if "authorization" in self._pool.headers else self._token()
-            headers = self._pool.headers | ({"Authorization": f"Bearer {bearer}"} if bearer else {})
-            given: Any = {"timeout": timeout, "headers": headers, "retries": False, "redirect": False}
-            reply = self._pool.request("GET", self._url + path, **given)
+            headers = self._pool.headers | ({"Authorization": f"Bearer {bearer}"} if bearer else {}) | dict(extra)
+            given: Any = {"timeout": timeout, "headers": headers, "retries": False, "redirect": False, **more}
+            reply = self._pool.request(method, self._url + path, **given)
+            body = reply.read(MOST_OF_ANSWER + 1) if more else reply.data
+            if more:
+                reply.close()
         except ConfigError as error:
             raise OSError(str(error)) from error
         except exceptions.LocationValueError as error:
-            raise OSError(f"{self._url}: the URL has to begin with http:// or https:// and a host") from error
+            raise OSError(
+                f"{without_password(self._url)}: the URL has to begin with http:// or https:// and a host"
+            ) from error
         except exceptions.HTTPError as error:
             if isinstance(error, exceptions.TimeoutError) and not isinstance(error, exceptions.NewConnectionError):
                 raise TimeoutError(str(error)) from error
@@ -77,7 +93,7 @@ class Http:
             if isinstance(reason, OSError):
                 raise reason from None
             raise OSError(f"no HTTP there: {type(error).__name__}") from error
-        return Reply(reply.status, reply.data, reply.headers.get("Location"))
+        return Reply(reply.status, body, reply.headers.get("Location"), reply.headers.get("Retry-After"))
 
     def close(self) -> None:
         if self._pool is not None:
@@ -93,7 +109,7 @@ def api_token() -> str | None:
 
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""
-    return re.sub(r"(?<=://)[^/@]*@", "", url)
+    return re.sub(r"(?<=://)[^/]*@", "", url)
 
 
 def fetch(url: str, timeout_s: float = TIMEOUT_S / 3, token: Callable[[], str | None] = lambda: None) -> Reply:

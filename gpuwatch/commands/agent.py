@@ -34,6 +34,7 @@ _NOTIFY = "Apprise URL to notify without Alertmanager (slack://…, json://…);
 _WEB = "TLS and passwords, in the format of the Prometheus exporters (docs/deploy/security.md)."
 _API_TOKEN = "The API's token (Authorization: Bearer), made if there is no such file; needed off loopback."
 _TOKEN = "The token that hooks need over TCP, made if there is no such file."
+_OTLP = "Push metrics and findings to this OpenTelemetry collector by HTTP, e.g. http://127.0.0.1:4318 (docs/deploy/otlp.md)."
 _PODS_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 
@@ -60,6 +61,8 @@ def agent(
     web_config: Annotated[Path | None, Option("--web.config.file", help=_WEB)] = None,
     api_token_file: Annotated[Path | None, Option(help=_API_TOKEN, envvar="GPUWATCH_API_TOKEN_FILE")] = None,
     token_file: Annotated[Path | None, Option(help=_TOKEN, envvar="GPUWATCH_TOKEN_FILE")] = None,
+    otlp: Annotated[str | None, Option(help=_OTLP, envvar="GPUWATCH_OTLP")] = None,
+    otlp_every_s: Annotated[float, Option(help="Seconds between two pushes by --otlp.", min=1, max=120)] = 15.0,
 ) -> None:
     """Receive messages of the hooks, sample the node once a second, serve Prometheus metrics and the JSON API.
 

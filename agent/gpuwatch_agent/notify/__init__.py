@@ -20,6 +20,7 @@ from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Snapshot
 from gpuwatch_agent.notify.conditions import Condition, conditions
+from gpuwatch_agent.state_file import StateFile
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +86,8 @@ class Notifier:
         self._name = settings.name or host
         by_url = apprise_senders(settings.urls) if senders is None else senders
         self._senders = {hashlib.sha256(url.encode()).hexdigest()[:16]: sender for url, sender in by_url.items()}
-        self._path = path
-        self._saved = b""
-        self._state = _read(path)
+        self._file = StateFile(path, State, "notifications")
+        self._state = self._file.state
         self._state.letters = [letter for letter in self._state.letters if letter.target in self._senders]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
@@ -114,12 +114,12 @@ class Notifier:
         snapshot = self._snapshot()
         if snapshot is not None and now_s - snapshot.time_s < STALE_S:
             self._update(conditions(snapshot, now_s, self._thresholds), now_s)
-            self._save()  # before it is sent: a kill between the two sends twice rather than never
+            self._file.save()  # before it is sent: a kill between the two sends twice rather than never
         for letter in [letter for letter in self._state.letters if letter.due_s <= now_s]:
             if self._stop.is_set():
                 break
             self._deliver(letter, now_s)
-            self._save()
+            self._file.save()
 
     def _update(self, found: Sequence[Condition], now_s: float) -> None:
         """Take what is wrong now, and write the messages that are due."""
@@ -171,36 +171,12 @@ class Notifier:
             state.dropped += 1
             logger.error("a notification could not be delivered for a day and is dropped: %s", letter.title)
 
-    def _save(self) -> None:
-        """Write the state if it has changed; a failure is logged once per change."""
-        body = msgspec.json.encode(self._state)
-        if self._path is None or body == self._saved:
-            return
-        self._saved = body
-        try:
-            new = self._path.with_name(self._path.name + ".new")
-            new.write_bytes(body)
-            new.replace(self._path)
-        except OSError as error:
-            logger.warning("the state of notifications cannot be written to %s: %s", self._path, error.strerror)
-
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
             try:
                 self.tick(time.time())
             except Exception:
                 logger.exception("a tick of the notifier failed; the next one goes ahead")
-
-
-def _read(path: Path | None) -> State:
-    """Return the saved state; a damaged file gives a warning and an empty state."""
-    if path is None or not path.exists():
-        return State()
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=State)
-    except (OSError, msgspec.MsgspecError) as error:
-        logger.warning("%s cannot be read (%s): earlier notifications are forgotten", path, error)
-        return State()
 
 
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:

@@ -161,6 +161,8 @@ AGENT: tuple[Panel, ...] = (
         line("deliveries failed", "gpuwatch_notification_failures_total"),
         line("notifications dropped", "gpuwatch_notifications_dropped_total"),
         line("notifications sent", "gpuwatch_notifications_sent_total"),
+        line("OTLP requests sent", "gpuwatch_otlp_requests_sent_total"),
+        line("OTLP requests failed", "gpuwatch_otlp_request_failures_total"),
     ),
     detail("history_waiting", "History behind its disk").asks(
         "How many seconds of samples wait for the history's disk?", line("waiting", "gpuwatch_history_waiting_seconds")

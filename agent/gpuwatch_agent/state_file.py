@@ -1,0 +1,39 @@
+"""A small file of what has to survive a restart, beside the history."""
+
+import logging
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+State = TypeVar("State")
+
+
+class StateFile(Generic[State]):
+    """`state` as an earlier process saved it; a new one without a file, and after a damaged one."""
+
+    def __init__(self, path: Path | None, kind: type[State], what: str) -> None:
+        """`path` None: nothing is kept. `what` names it in the log."""
+        self._path, self._what = path, what
+        self._saved = b""
+        self.state = kind()
+        if path is not None and path.exists():
+            try:
+                self.state = msgspec.json.decode(path.read_bytes(), type=kind)
+            except (OSError, msgspec.MsgspecError) as error:
+                logger.warning("%s cannot be read (%s): earlier %s are forgotten", path, error, what)
+
+    def save(self) -> None:
+        """Write the state if it has changed; a failure is logged once per change."""
+        body = msgspec.json.encode(self.state)
+        if self._path is None or body == self._saved:
+            return
+        self._saved = body
+        try:
+            new = self._path.with_name(self._path.name + ".new")
+            new.write_bytes(body)
+            new.replace(self._path)
+        except OSError as error:
+            logger.warning("the state of %s cannot be written to %s: %s", self._what, self._path, error.strerror)
