@@ -62,7 +62,6 @@ def _first_tensor(batch: Any) -> tuple[Any, ...] | None:
 
 
 def tensors(batch: Any) -> Iterator[Any]:
-    """Yield the tensors in a batch."""
     return (item for _, item in _walk(batch, lambda item: hasattr(item, "shape") and hasattr(item, "nbytes")))
 
 
@@ -76,7 +75,11 @@ def _walk(batch: Any, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[tuple[
         if is_wanted(item):
             yield path, item
         elif len(path) < _DEPTH:
-            todo += reversed([((*path, key), value) for key, value in islice(_keyed(item), budget)])
+            if isinstance(item, Mapping):
+                keyed: Iterable[tuple[Any, Any]] = item.items()
+            else:
+                keyed = enumerate(item) if isinstance(item, (tuple, list)) else ()
+            todo += reversed([((*path, key), value) for key, value in islice(keyed, budget)])
 
 
 def size_bytes(batch: Any) -> int | None:
@@ -103,14 +106,6 @@ def move(batch: Any, device: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(move(item, device) for item in batch)
     return batch
-
-
-def _keyed(batch: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(batch, Mapping):
-        return batch.items()
-    if isinstance(batch, (tuple, list)):
-        return enumerate(batch)
-    return ()
 
 
 def loader_settings(loader: Any, iterator: Any) -> Loader:

@@ -53,7 +53,6 @@ class HostWatcher:
         self._cores = usable_cores()
 
     def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
-        """Take one sample."""
         procfs = self._procfs
         busy_s, cpu_s = proc.optional(proc.cpu_times_s, procfs) or (None, None)
         self._last = HostSample(
@@ -88,8 +87,8 @@ class HostWatcher:
             then, now = getattr(first, name), getattr(last, name)
             return None if then is None or now is None else now - then
 
-        received, disks = growth("received_bytes"), None
-        if first.disks is not None and last.disks is not None and elapsed > 0:
+        received, disks = growth("received_bytes"), []
+        if first.disks and last.disks and elapsed > 0:
             disks = [(now, first.disks[name]) for name, now in last.disks.items() if name in first.disks]
         return HostFacts(
             cpu_cores=self._cores,
@@ -100,11 +99,9 @@ class HostWatcher:
             io_pressure_ratio=_ratio(growth("io_pressure_s"), elapsed),
             disk_busy_ratio=_ratio(max(now.busy_s - then.busy_s for now, then in disks), elapsed) if disks else None,
             disk_read_bytes_per_s=(
-                None
-                if disks is None
-                else sum(max(0, now.read_bytes - then.read_bytes) for now, then in disks) / elapsed
+                sum(max(0, now.read_bytes - then.read_bytes) for now, then in disks) / elapsed if disks else None
             ),
-            network_receive_bytes_per_s=(None if received is None or elapsed <= 0 else max(0.0, received) / elapsed),
+            network_receive_bytes_per_s=None if received is None or elapsed <= 0 else max(0.0, received) / elapsed,
             memory_available_bytes=self._memory_available,
             shm_size_bytes=shm[-1][0] if shm else None,
             shm_used_bytes=max(used for _, used in shm) if shm else None,

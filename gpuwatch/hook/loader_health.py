@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,8 @@ class LoaderHealth:
     def __init__(self, accounts: Accounts, quiet: bool) -> None:
         self._accounts = accounts
         self._quiet = quiet
-        self._shm = ShmWarning()
+        self._forecasts: set[tuple[int | None, int | None, int]] = set()  # settings whose need of /dev/shm was compared
+        self._shm_warned = False
         self._kills: OomKills | None = None
         self._shared_bytes: int | None = None  # of the last pass's first batch
         self._workers: Sequence[Any] = ()
@@ -47,23 +48,25 @@ class LoaderHealth:
         self._workers = tuple(getattr(iterator, "_workers", ()))
         if self._workers:
             self._kills = self._kills or OomKills()
-            self._warn()
+            self._forecast_shm()
 
     def first_batch(self, batch: Any) -> None:
         """Forecast /dev/shm from the size of a batch."""
         self._accounts.worker_deaths = ()  # printed already; the training has gone on, so they are not what stops it
         if self._workers:
             self._shared_bytes = shared_bytes(batch)
-            self._warn()
+            self._forecast_shm()
 
     def fetch_failed(self, error: BaseException) -> None:
         """Look for what the loader's error may mean: dead workers, or a full /dev/shm (newer torch asks it for room first)."""
         from gpuwatch.diagnosis.rules.killed import LARGER_SHM
 
         self.find_dead_workers()
-        known = self._accounts.worker_deaths or self._shm.warned
+        known = self._accounts.worker_deaths or self._shm_warned
         if not known and any(part in str(error) for part in _NO_ROOM):
-            self._print(f"/dev/shm has no room for a batch{self._shm.room()}. {LARGER_SHM}")
+            shm = optional(shm_bytes)
+            room = "" if shm is None else f" ({size(shm[0])}, {size(shm[1])} of it used)"
+            self._print(f"/dev/shm has no room for a batch{room}. {LARGER_SHM}")
 
     def find_dead_workers(self) -> None:
         """Note and print which workers a signal has killed. The loader's own error comes later, or has less information."""
@@ -89,34 +92,15 @@ class LoaderHealth:
         assert finding is not None
         self._print(f"{finding.title} ({_evidence(finding)}). {finding.advice}")
 
-    def _warn(self) -> None:
-        text = self._shm.check(self._accounts.loader, self._shared_bytes, self._accounts.local_world_size)
-        if text is not None:
-            self._print(text)
-
-    def _print(self, text: str) -> None:
-        if not self._quiet:
-            print(f"\ngpuwatch: {text}", file=sys.stderr, flush=True)
-
-
-class ShmWarning:
-    """Warns before the bus error where a loader's full queues will not fit into /dev/shm, once per setting of the loader."""
-
-    def __init__(self, read: Callable[[], tuple[int, int]] = shm_bytes) -> None:
-        self._read = read
-        self.warned = False
-        self._checked: set[tuple[int | None, int | None, int]] = set()
-
-    def check(self, loader: Loader | None, batch_bytes: int | None, ranks: int) -> str | None:
-        """Return the warning; None where there is room, it was given before, or the sizes are not known."""
+    def _forecast_shm(self) -> None:
+        """Warn before the bus error where the loader's full queues will not fit into /dev/shm, once per setting of the loader."""
+        loader, batch_bytes = self._accounts.loader, self._shared_bytes
         if loader is None or not loader.num_workers or not batch_bytes:
-            return None
+            return
         key = (loader.num_workers, loader.prefetch_factor, batch_bytes)
-        if key in self._checked:
-            return None
-        self._checked.add(key)
-        if (shm := optional(self._read)) is None:
-            return None
+        if key in self._forecasts or (shm := optional(shm_bytes)) is None:
+            return
+        self._forecasts.add(key)
         from gpuwatch.diagnosis.rules.killed import shm_exhaustion
         from gpuwatch.diagnosis.window import HostFacts, Window
 
@@ -124,18 +108,16 @@ class ShmWarning:
             duration_s=0.0,
             loader=msgspec.structs.replace(loader, batch_bytes=batch_bytes),
             host=HostFacts(shm_size_bytes=shm[0], shm_used_bytes=shm[1]),
-            local_world_size=ranks,
+            local_world_size=self._accounts.local_world_size,
         )
         finding = shm_exhaustion(window, thresholds())
-        if finding is None:
-            return None
-        self.warned = True
-        return f"{finding.title}: {_evidence(finding)}. {finding.advice}"
+        if finding is not None:
+            self._shm_warned = True
+            self._print(f"{finding.title}: {_evidence(finding)}. {finding.advice}")
 
-    def room(self) -> str:
-        """Return e.g. " (64 MiB, 60 MiB of it used)"; empty where it cannot be read."""
-        shm = optional(self._read)
-        return "" if shm is None else f" ({size(shm[0])}, {size(shm[1])} of it used)"
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            print(f"\ngpuwatch: {text}", file=sys.stderr, flush=True)
 
 
 class OomKills:

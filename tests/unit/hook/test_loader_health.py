@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuwatch.hook.account import Accounts
-from gpuwatch.hook.loader_health import LoaderHealth, OomKills, ShmWarning, deaths, shared_bytes
+from gpuwatch.hook.loader_health import LoaderHealth, OomKills, deaths, shared_bytes
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.wire import Loader, WorkerDeath
 
@@ -33,20 +33,39 @@ class Array:
     nbytes, shape = 100 * MIB, (32,)
 
 
-def test_the_forecast_is_said_once_a_setting_with_the_exact_size() -> None:
-    warning = ShmWarning(lambda: (64 * MIB, 0))
-    text = warning.check(LOADER, 10 * MIB, ranks=2)
-    assert text is not None and "4 workers × 2 batches of 10 MiB need up to 160 MiB" in text
+def forecast(monkeypatch: pytest.MonkeyPatch, loader: Loader | None, ranks: int) -> LoaderHealth:
+    """Return what follows a loader with workers on a node whose /dev/shm has 64 MiB."""
+    monkeypatch.setattr("gpuwatch.hook.loader_health.shm_bytes", lambda: (64 * MIB, 0))
+    accounts = Accounts(Recorder())
+    accounts.loader, accounts.local_world_size = loader, ranks
+    health = LoaderHealth(accounts, quiet=False)
+    health.begin_pass(SimpleNamespace(_workers=[worker(4711, None)]))
+    return health
+
+
+def test_the_forecast_is_said_once_a_setting_with_the_exact_size(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    health = forecast(monkeypatch, LOADER, ranks=2)
+    assert capsys.readouterr().err == "", "the size of a batch is not known yet"
+    health.first_batch([Tensor(10 * MIB)])
+    text = capsys.readouterr().err
+    assert "4 workers × 2 batches of 10 MiB need up to 160 MiB" in text
     assert "docker run --shm-size=200m" in text
-    assert warning.check(LOADER, 10 * MIB, ranks=2) is None
-    assert warning.check(LOADER, 5 * MIB, ranks=2) is not None
+    health.first_batch([Tensor(10 * MIB)])
+    assert capsys.readouterr().err == ""
+    health.first_batch([Tensor(5 * MIB)])
+    assert "2 batches of 5 MiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("loader", "batch_bytes"), [(LOADER, MIB), (LOADER, None), (Loader(num_workers=0), 99 * MIB), (None, 99 * MIB)]
 )
-def test_nothing_is_said_where_it_fits_or_is_not_known(loader: Loader | None, batch_bytes: int | None) -> None:
-    assert ShmWarning(lambda: (64 * MIB, 0)).check(loader, batch_bytes, 1) is None
+def test_nothing_is_said_where_it_fits_or_is_not_known(
+    loader: Loader | None, batch_bytes: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forecast(monkeypatch, loader, ranks=1).first_batch([] if batch_bytes is None else [Tensor(batch_bytes)])
+    assert capsys.readouterr().err == ""
 
 
 def test_only_torch_tensors_go_through_dev_shm() -> None:
