@@ -17,11 +17,14 @@ from grafana_foundation_sdk.models import prometheus as prometheus_models
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Property
 
 from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, UNITS, VERMILLION, Look
-from gpuwatch_dashboards.grafana import CHECKOUT, DATASOURCE, FLEET, NODE, RUN, TAG, runbook_url, text
+from gpuwatch_dashboards.grafana import CHECKOUT, DATASOURCE, runbook_url, text
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Curve, Severity, title_of
 from gpuwatch_dashboards.query import Scope, render
 
+FLEET, NODE, RUN = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"
+"""The dashboards' uids, which their URLs contain. Never changed: links and bookmarks depend on them."""
+TAG = "gpuwatch"
 COLUMNS = 24
 HEIGHTS = {"stat": 4, "table": 8, "lines": 8, "stack": 8}
 REPEATED_PER_LINE = 4
@@ -245,13 +248,14 @@ def _panel(panel: Panel, scope: Scope) -> Any:
 
 
 def _chart(panel: Panel, scope: Scope) -> timeseries.Panel:
+    stacked = panel.kind == "stack"
     legend = common.VizLegendOptions().display_mode(common_models.LegendDisplayMode.LIST).show_legend(True)
-    legend = legend.placement(common_models.LegendPlacement.BOTTOM).calcs(["mean" if panel.stacked else "lastNotNull"])
+    legend = legend.placement(common_models.LegendPlacement.BOTTOM).calcs(["mean" if stacked else "lastNotNull"])
     built = (
         timeseries.Panel()
         .min(0)
-        .line_width(0 if panel.stacked else 2)
-        .fill_opacity(85 if panel.stacked else 8)
+        .line_width(0 if stacked else 2)
+        .fill_opacity(85 if stacked else 8)
         .show_points(common_models.VisibilityMode.NEVER)
         .span_nulls(False)
         .legend(legend)
@@ -259,7 +263,7 @@ def _chart(panel: Panel, scope: Scope) -> timeseries.Panel:
     )
     if panel.maximum is not None:
         built = built.max(panel.maximum)
-    if panel.stacked:
+    if stacked:
         built = built.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL).group("A"))
     if panel.thresholds():
         style = common.GraphThresholdsStyleConfig().mode(common_models.GraphThresholdsStyleMode.DASHED)

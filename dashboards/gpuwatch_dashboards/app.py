@@ -9,17 +9,17 @@ import streamlit as st
 
 from gpuwatch.tools.reports.page import TEMPLATES
 from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_URL
-from gpuwatch_dashboards.sources import Once, SharedSource, Source
+from gpuwatch_dashboards.sources import Once, SharedSource
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.views import compare, fleet, live, run
-from gpuwatch_dashboards.views.site import Site, is_hidden, watch_tab
+from gpuwatch_dashboards.views.site import Site, draw_page, is_hidden, watch_tab
 
-PAGES = {"live": live.page, "run": run.page, "compare": compare.page, "fleet": fleet.page}
+PAGES = {"live": live, "run": run, "compare": compare, "fleet": fleet}
 
 
 @st.cache_resource
-def shared(agent_url: str, prometheus_url: str | None) -> tuple[Source, PrometheusSource | None, Once]:
+def shared(agent_url: str, prometheus_url: str | None) -> tuple[SharedSource, PrometheusSource | None, Once]:
     """Return what all viewers share: the source with its open connections, Prometheus if there is one, and the cache."""
     prometheus = PrometheusSource(prometheus_url, agent_url=agent_url) if prometheus_url else None
     return SharedSource(prometheus or AgentSource(agent_url)), prometheus, Once()
@@ -32,8 +32,9 @@ def main() -> None:
     pages: dict[str, Any] = {}
     agent_url, prometheus_url = os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None
     site = Site(*shared(agent_url, prometheus_url), pages, is_hidden())
-    for key, draw in PAGES.items():
-        pages[key] = st.Page(partial(draw, site), title=f"gpuwatch {key.title()}", url_path=key, default=key == "live")
+    for key, of in PAGES.items():
+        page = partial(draw_page, site, of.page, of.EVERY_S)
+        pages[key] = st.Page(page, title=f"gpuwatch {key.title()}", url_path=key, default=key == "live")
     st.navigation(list(pages.values()), position="hidden").run()
     watch_tab()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuwatch.api import Finding, Points, Series, Status
+from gpuwatch.api import Finding, Gpu, Points, Series, Status
 from gpuwatch.metrics import BY_NAME
 
 GAP_FACTOR = 3.0
@@ -27,6 +28,11 @@ class Node(Status, frozen=True):
     instance: str | None = None  # Prometheus's name of its agent; None with an agent as source
 
 
+def by_number(gpu: Gpu) -> tuple[list[int], str, str]:
+    """Return a sort key that puts GPU 2 before GPU 10, and MIG instances after their GPU."""
+    return ([int(n) for n in gpu.gpu.split(":") if n.isdigit()] or [sys.maxsize], gpu.gpu, gpu.uuid)
+
+
 @dataclass(frozen=True)
 class Scope:
     """Whose numbers a query is about. Metrics of a node or a GPU ignore the run, those of a run ignore the node."""
@@ -35,6 +41,12 @@ class Scope:
     rank: str | None = None
     instance: str | None = None
     gpu: str | None = None  # index of one GPU; None: all of them
+
+    def labels_of(self, metric: str) -> dict[str, str]:
+        """Return the labels of a metric that it fixes, with their values."""
+        named = {"run": self.run, "rank": self.rank, INSTANCE: self.instance, "gpu": self.gpu}
+        known = (*BY_NAME[metric].labels, INSTANCE)
+        return {label: value for label, value in named.items() if value is not None and label in known}
 
 
 @dataclass(frozen=True)
@@ -176,7 +188,11 @@ def render(query: Query, scope: Scope, window: str) -> str:
 
 
 def _aggregated(query: Query, scope: Scope, window: str) -> str:
-    matchers = ", ".join(map(str, (*_of_scope(query.metric, scope), *query.where)))
+    # rank, instance and GPU are regular expressions
+    fixed = [
+        Match(name, "=" if name == "run" else "=~", value) for name, value in scope.labels_of(query.metric).items()
+    ]
+    matchers = ", ".join(map(str, (*fixed, *query.where)))
     values = f"{query.metric}{{{matchers}}}"
     values = f"rate({values}[{window}])" if query.is_rate else values
     by = f" by ({', '.join(_by(query))}) " if _by(query) else ""
@@ -185,14 +201,6 @@ def _aggregated(query: Query, scope: Scope, window: str) -> str:
 
 def _by(query: Query) -> tuple[str, ...]:
     return query.by if query.of_a_run else (INSTANCE, *query.by)
-
-
-def _of_scope(metric: str, scope: Scope) -> list[Match]:
-    """Return the conditions that restrict a metric to the scope. Rank, instance and GPU are regular expressions."""
-    named = {"run": scope.run, "rank": scope.rank, INSTANCE: scope.instance, "gpu": scope.gpu}
-    known = (*BY_NAME[metric].labels, INSTANCE)
-    given = ((label, value) for label, value in named.items() if value is not None and label in known)
-    return [Match(label, "=" if label == "run" else "=~", value) for label, value in given]
 
 
 def filled(promql: str, scope: Scope, span: Span, window: str) -> str:

@@ -19,17 +19,11 @@ LEAST_SPACING_S = 2.0  # closer than this a line shows the rhythm of messages an
 
 def stretch_of(params: Mapping[str, str]) -> tuple[float, float] | None:
     """Return the stretch of time that a link names, in Unix seconds; None without one that makes sense."""
-    start_s, end_s = _time(params.get("from")), _time(params.get("to"))
-    return None if start_s is None or end_s is None or end_s <= start_s else (start_s, end_s)
-
-
-def _time(text: str | None) -> float | None:
-    """Return a Unix time in seconds, or None for something else."""
     try:
-        time_s = float(text or "")
-    except ValueError:
+        start_s, end_s = float(params["from"]), float(params["to"])
+    except (KeyError, ValueError):
         return None
-    return time_s if 0.0 <= time_s < 1e11 else None
+    return (start_s, end_s) if 0.0 <= start_s < end_s < 1e11 else None
 
 
 def key_of(run: Run) -> str:

@@ -14,9 +14,6 @@ from gpuwatch.config import Config
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, require
 
-FLEET, NODE, RUN = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"
-"""The dashboards' uids, which their URLs contain. Never changed: links and bookmarks depend on them."""
-TAG = "gpuwatch"
 DATASOURCE = "gpuwatch-prometheus"
 """Uid of the provisioned data source, and the default of the dashboards' data source variable."""
 CHECKOUT = Path(__file__).parents[2] / "grafana"

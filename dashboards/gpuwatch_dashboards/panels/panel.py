@@ -99,10 +99,6 @@ class Panel:
         """Whether an agent can answer all of it."""
         return all(curve.live is not None for curve in self.curves)
 
-    @property
-    def stacked(self) -> bool:
-        return self.kind == "stack"
-
     def thresholds(self, own: Thresholds | None = None) -> list[tuple[float, Severity]]:
         """Return the values from which on it warns, by a site's thresholds (None: the defaults)."""
         named: tuple[tuple[str, Severity], ...] = ((self.warning, "warning"), (self.critical, "critical"))

@@ -18,7 +18,7 @@ from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.panels.panel import title_of
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
-from gpuwatch_dashboards.selection import key_of, worst_of
+from gpuwatch_dashboards.selection import worst_of
 from gpuwatch_dashboards.sources import Source
 
 PAGES = macros("pages.html")  # the macros of templates/pages.html: functions that return HTML with every value escaped
@@ -209,7 +209,7 @@ def ranks_of(runs: Sequence[Run], run: Run) -> list[Run]:
     """Return all ranks of a run that are known: the worst one, then the others in order."""
     ranks = [each for each in runs if each.run == run.run]
     worst = worst_of(ranks)
-    return sorted(ranks, key=lambda each: (worst is None or key_of(each) != key_of(worst), each.rank))
+    return sorted(ranks, key=lambda each: (each is not worst, each.rank))
 
 
 def findings_of(runs: Sequence[Run], run: Run | None) -> list[Finding]:

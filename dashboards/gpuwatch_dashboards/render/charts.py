@@ -50,7 +50,7 @@ def drawn_lines(panel: Panel, traces: Sequence[Sequence[Series]]) -> list[DrawnL
 
 
 def _line(panel: Panel, curve: Curve, trace: Series, number: int) -> DrawnLine:
-    stacked = panel.stacked and not curve.over_stack
+    stacked = panel.kind == "stack" and not curve.over_stack
     value = trace.mean if stacked and panel.unit == "ratio" else trace.last
     label = curve.legend.strip("{}")
     if look := shown.LOOKS.get(label, {}).get(trace.labels.get(label, "")):
@@ -70,10 +70,10 @@ def _order(trace: Series) -> tuple[int, tuple[str, ...]]:
 def legend_values(panel: Panel, lines: Sequence[DrawnLine]) -> list[tuple[DrawnLine, str]]:
     """Return the legend: each line with its value for people; of a stack the top first; of many lines their range."""
     values = [line.value for line in lines if line.value is not None]
-    if len(lines) > MAX_LEGEND and not panel.stacked and values:
+    if len(lines) > MAX_LEGEND and panel.kind != "stack" and values:
         low, high, mean = (display(each, panel.unit) for each in (min(values), max(values), sum(values) / len(values)))
         return [(replace(lines[0], name=f"{lines[0].name} to {lines[-1].name}:"), f"{low} to {high}, mean {mean}")]
-    return [(line, display(line.value, panel.unit)) for line in (reversed(lines) if panel.stacked else lines)]
+    return [(line, display(line.value, panel.unit)) for line in (reversed(lines) if panel.kind == "stack" else lines)]
 
 
 def spoken(panel: Panel, lines: Sequence[DrawnLine]) -> str:

@@ -4,8 +4,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-import msgspec
-
 from gpuwatch.api import Series, Spread, Steps
 from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, display, scale_for
 from gpuwatch_dashboards.panels import Curve, Panel
@@ -72,20 +70,12 @@ def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
 
 
 def merged(steps: Steps, most: int) -> Steps:
-    """Return the steps in at most `most` buckets: means by their numbers of steps, the least, the greatest."""
+    """Return times and columns in at most `most` buckets: means by their numbers of steps, the least, the greatest."""
     size = max(1, -(-len(steps.step) // most))
-    if size == 1:
-        return steps
     groups = [slice(n, n + size) for n in range(0, len(steps.step), size)]
-    return msgspec.structs.replace(
-        steps,
-        bucket_steps=steps.bucket_steps * size,
-        step=[steps.step[group][0] for group in groups],
+    return Steps(
         time_s=[steps.time_s[group][0] for group in groups],
         end_s=[steps.end_s[group][-1] for group in groups],
-        count=[sum(steps.count[group]) for group in groups],
-        samples=(),
-        bucket_s={},
         columns={name: spread and _merged(spread, steps.count, groups) for name, spread in steps.columns.items()},
     )
 

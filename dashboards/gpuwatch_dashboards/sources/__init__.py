@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeVar
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.tools.reports.model import RunReport
 from gpuwatch_dashboards.query import Node, Query, Scope, Span
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 T = TypeVar("T")
 HOLD_S = 1.0
@@ -33,15 +35,6 @@ class Source(Protocol):
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         """Return the lines of each query, in the queries' order; none where nothing was measured."""
-
-    def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
-        """Return the steps of a run's rank that began in a time range; empty where none are kept."""
-
-    def past_findings(self, run: Run) -> list[Finding]:
-        """Return every finding of a run's rank, active or past, oldest first."""
-
-    def report(self, run: Run) -> RunReport:
-        """Return the report of a run with all its ranks, from its first second until now."""
 
 
 @dataclass
@@ -90,9 +83,12 @@ class Once:
 
 
 class SharedSource:
-    """A Source that caches another one: all viewers share one request per second, and slow answers are kept longer."""
+    """A Source that caches another one: all viewers share one request per second, and slow answers are kept longer.
 
-    def __init__(self, source: Source) -> None:
+    What only agents keep (steps, past findings, reports) the agent of the run's node is asked for.
+    """
+
+    def __init__(self, source: AgentSource | PrometheusSource) -> None:
         self._source, self._once, self.label = source, Once(), source.label
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
@@ -107,15 +103,15 @@ class SharedSource:
         return self._once.get(key, lambda: self._source.evaluate(queries, scope, span))
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
-        key = ("steps", _key(run), run.status, points, start_s, end_s)
-        return self._once.get(key, lambda: self._source.steps(run, points, start_s, end_s), *_hold(run, STEPS_HOLD_S))
+        key, agent = ("steps", _key(run), run.status, points, start_s, end_s), self._source.agent_of(run)
+        return self._once.get(key, lambda: agent.steps(run, points, start_s, end_s), *_hold(run, STEPS_HOLD_S))
 
     def past_findings(self, run: Run) -> list[Finding]:
-        return self._once.get(("past", _key(run)), lambda: self._source.past_findings(run), STEPS_HOLD_S)
+        return self._once.get(("past", _key(run)), lambda: self._source.agent_of(run).past_findings(run), STEPS_HOLD_S)
 
     def report(self, run: Run) -> RunReport:
         key = ("report", _key(run), run.status)
-        return self._once.get(key, lambda: self._source.report(run), *_hold(run, REPORT_HOLD_S))
+        return self._once.get(key, lambda: self._source.agent_of(run).report(run), *_hold(run, REPORT_HOLD_S))
 
 
 def _key(run: Run) -> tuple[str, int, str | None]:

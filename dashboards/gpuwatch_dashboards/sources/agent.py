@@ -1,5 +1,7 @@
 """Numbers from a node's agent, by its JSON API (docs/reference/api.md)."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Sequence
 
@@ -11,7 +13,7 @@ from gpuwatch.errors import GpuwatchError, SourceError
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport
-from gpuwatch_dashboards.query import Node, Query, Scope, Span, evaluate
+from gpuwatch_dashboards.query import Node, Query, Scope, Span, by_number, evaluate
 
 Request = tuple[str, tuple[str, ...] | None]
 """A metric and the labels to keep; None: all of them, and of each interval its smallest and largest sample."""
@@ -31,7 +33,8 @@ class AgentSource:
         status = self._client.status()
         found = self._client.active_findings() if status.gpus else ()
         own = tuple(finding for finding in found if finding.run is None)
-        return Node(**msgspec.structs.asdict(status), findings=own)
+        gpus = status.gpus and tuple(sorted(status.gpus, key=by_number))
+        return Node(**{**msgspec.structs.asdict(status), "gpus": gpus}, findings=own)
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         """Fetch each metric once, however many queries read it."""
@@ -40,13 +43,20 @@ class AgentSource:
         raw = dict(zip(requests, answers, strict=True))
         return [evaluate(query, {part[0]: raw[part] for part in _requests(query, scope)}) for query in queries]
 
+    def agent_of(self, run: Run) -> AgentSource:
+        """Return the agent of the run's node."""
+        return self
+
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
+        """Return the steps of a run's rank that began in a time range; empty where none are kept."""
         return self._client.steps(run.run, run.rank, points, start_s, end_s) or Steps()
 
     def past_findings(self, run: Run) -> list[Finding]:
+        """Return every finding of a run's rank, active or past, oldest first."""
         return [finding for finding in self._client.findings(run.run) if finding.rank == run.rank]
 
     def report(self, run: Run) -> RunReport:
+        """Return the report of a run with all its ranks, from its first second until now."""
         try:
             return gather(self._client, run.run, time.time())
         except SourceError:
@@ -58,13 +68,12 @@ class AgentSource:
 
 def _params(request: Request, scope: Scope, span: Span) -> Params:
     metric, by = request
-    named = {"run": scope.run, "rank": scope.rank, "gpu": scope.gpu}
     return {
         "metric": metric,
         "start": span.start_s,
         "end": span.end_s,
         "points": span.points,
-        **{name: value for name, value in named.items() if name in BY_NAME[metric].labels and value is not None},
+        **scope.labels_of(metric),
         **({"pick": "extremes"} if by is None else {"by": ",".join(by)}),
     }
 

@@ -4,9 +4,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from gpuwatch.api import Finding, Run, Series, Steps
+from gpuwatch.api import Run, Series
 from gpuwatch.api.client import TIMEOUT_S, Get, Params, Prometheus, Vector
-from gpuwatch.tools.reports.model import RunReport
 from gpuwatch_dashboards.launch import DEFAULT_AGENT_URL
 from gpuwatch_dashboards.panels.panel import Panel
 from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span, filled, render
@@ -72,15 +71,11 @@ class PrometheusSource:
         """Return the currency of the rules' prices; empty without a price."""
         return next((labels.get("currency", "") for labels, _ in self.instant("site:gpuwatch_currency:info")), "")
 
-    def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
-        """Ask the agent of the run's node: Prometheus keeps no steps."""
-        return self._agent_of(run).steps(run, points, start_s, end_s)
-
-    def past_findings(self, run: Run) -> list[Finding]:
-        return self._agent_of(run).past_findings(run)
-
-    def report(self, run: Run) -> RunReport:
-        return self._agent_of(run).report(run)
+    def agent_of(self, run: Run) -> AgentSource:
+        where = run.instance or ""
+        if where not in self._agents:
+            self._agents[where] = AgentSource(re.sub(r"[^/@]+/*$", where, self._agent_url))
+        return self._agents[where]
 
     def instant(self, expr: str, time_s: float | None = None, timeout_s: float = TIMEOUT_S) -> Vector:
         """Return (labels, value) of each series of an expression, now or at a time."""
@@ -101,12 +96,6 @@ class PrometheusSource:
         """Return the seconds between two points of a line, and the range of rates."""
         step_s = max(self._scrape_interval_s, (span.end_s - span.start_s) / max(1, span.points - 1))
         return step_s, f"{max(self._window_s, step_s):.0f}s"
-
-    def _agent_of(self, run: Run) -> AgentSource:
-        where = run.instance or ""
-        if where not in self._agents:
-            self._agents[where] = AgentSource(re.sub(r"[^/@]+/*$", where, self._agent_url))
-        return self._agents[where]
 
 
 def _finite(value: float) -> float | None:

@@ -11,18 +11,13 @@ from gpuwatch.api.client import Vector
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import in_order
 from gpuwatch.diagnosis.window import StepColumns, Window
-from gpuwatch_dashboards.query import INSTANCE, Match
+from gpuwatch_dashboards.query import INSTANCE, Match, by_number
 
 Instant = Callable[[str], Vector]
 Key = tuple[str, str]  # (run, rank) or (gpu, UUID)
 LOOKBACK = "6h"  # runs that were active within this time are listed
 MOST_RUNS = 100
-GAUGES = {
-    "utilization_ratio": "gpuwatch_gpu_utilization_ratio",
-    "memory_used_bytes": "gpuwatch_gpu_memory_used_bytes",
-    "memory_total_bytes": "gpuwatch_gpu_memory_total_bytes",
-    "power_watts": "gpuwatch_gpu_power_watts",
-}
+GAUGES = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts")
 
 
 class ScrapedRun(Run, frozen=True):
@@ -174,7 +169,7 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
     where = f"{{{Match(INSTANCE, '=', instance)}}}"
     seen = instant(f"gpuwatch_gpus_seen{where}")
     gauges = {
-        name: {_gpu_key(labels): value for labels, value in instant(metric + where)} for name, metric in GAUGES.items()
+        name: {_gpu_key(labels): value for labels, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES
     }
     infos = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_info{where}")}
     owners = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_owner_info{where}")}
@@ -186,7 +181,7 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
     keys = {*infos, *states, *(key for values in gauges.values() for key in values)}
     if not keys:
         return () if seen and seen[0][1] == 0 else None
-    return tuple(
+    found = (
         Gpu(
             key[0],
             key[1],
@@ -197,8 +192,9 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
             energy_joules={},
             **{name: values.get(key) for name, values in gauges.items()},
         )
-        for key in sorted(keys, key=lambda key: ([int(n) for n in key[0].split(":") if n.isdigit()], key[1]))
+        for key in keys
     )
+    return tuple(sorted(found, key=by_number))
 
 
 def _gpu_key(labels: Mapping[str, str]) -> Key:

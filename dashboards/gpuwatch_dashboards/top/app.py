@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,7 +14,6 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Size
-from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer
@@ -31,10 +31,10 @@ INTERRUPTED = 130
 class Lines(ScrollView, can_focus=False):
     """Lines of text. Only changed lines are redrawn: little to send over SSH."""
 
-    lines: list[Text]
+    lines: Sequence[Text] = ()
 
     def show(self, lines: list[Text], width: int) -> None:
-        before, self.lines = getattr(self, "lines", []), [fitted(line, width) for line in lines]
+        before, self.lines = self.lines, [fitted(line, width) for line in lines]
         if len(before) != len(lines):
             self.virtual_size = Size(width, len(lines))
             if not self.has_class("body"):
@@ -56,14 +56,6 @@ class StdoutDriver(LinuxDriver):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._file = sys.__stdout__
-
-
-class Read(Message):
-    """The result of a read: facts, or why there are none."""
-
-    def __init__(self, result: Facts | Exception) -> None:
-        super().__init__()
-        self.result = result
 
 
 class Top(App[None]):
@@ -97,10 +89,8 @@ class Top(App[None]):
     def __init__(self, reader: Reader) -> None:
         super().__init__(driver_class=StdoutDriver, ansi_color=True)  # the terminal's colours; none with NO_COLOR
         self._reader, self._again = reader, threading.Event()
-        self.view, self.facts = View(), None
-
-    view: View
-    facts: Facts | SourceError | None
+        self.view = View()
+        self.facts: Facts | SourceError | None = None
 
     def compose(self) -> ComposeResult:
         yield Lines(id="header")
@@ -126,13 +116,13 @@ class Top(App[None]):
                 result = self._reader.read(self.view.run, self.view.page == "panels")
             except Exception as error:
                 result = error
-            self.post_message(Read(result))
+            self.call_later(self._take, result)  # in the thread of the screen
             self._again.wait(max(0.05, REFRESH_S - (time.monotonic() - begun)))
 
-    def on_read(self, message: Read) -> None:
-        if isinstance(message.result, Exception) and not isinstance(message.result, SourceError):
-            raise message.result
-        self.facts = message.result
+    def _take(self, result: Facts | Exception) -> None:
+        if isinstance(result, Exception) and not isinstance(result, SourceError):
+            raise result
+        self.facts = result
         self.draw()
 
     def on_resize(self) -> None:

@@ -16,7 +16,7 @@ from gpuwatch.tools.reports.display import STATES
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.render.charts import drawn_lines
 from gpuwatch_dashboards.selection import key_of
-from gpuwatch_dashboards.top import Facts, Reader, Sampled, last, sections
+from gpuwatch_dashboards.top import Facts, Reader, Sampled, sections
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, swatch, words, wrapped
 
 PageName = Literal["runs", "gpus", "findings", "panels", "help"]
@@ -115,7 +115,7 @@ def panel_lines(series: Sampled, width: int) -> list[Text]:
     for panel in live_panels():
         drawn = drawn_lines(panel, [series.traces.get(f"{panel.key} {curve.legend}", ()) for curve in panel.curves])
         if panel.kind == "stat":  # of several series (e.g. mounts of /dev/shm) the one closest to its limit
-            drawn = sorted(drawn, key=lambda line: -(last(line.points) or 0.0))[:1]
+            drawn = sorted(drawn, key=lambda line: -(line.value or 0.0))[:1]
         top = panel.maximum or max((v for line in drawn for _, v in line.points if v is not None), default=0.0)
         curves = [Curve(line.name or panel.title, line.points, panel.unit, line.colour, top) for line in drawn]
         lines.append(rule(panel.title, width))
@@ -127,7 +127,7 @@ def panel_lines(series: Sampled, width: int) -> list[Text]:
 def selected_run(view: View, facts: Facts) -> Run | None:
     """Return the run to show in detail: the selected one, even before its series have been read."""
     keys = {key_of(run): run for run in facts.runs}
-    return keys.get(view.run or "") or keys.get(facts.selected or "")
+    return keys.get(view.run or "") or keys.get(facts.series.run)
 
 
 def header(facts: Facts | SourceError | None, width: int) -> Text:
@@ -174,7 +174,7 @@ def once(reader: Reader, width: int) -> list[Text]:
     runs = list(facts.runs)
     lines = sections.run_list(runs, None, width, len(runs)) if runs else no_runs(facts.node.host, width)
     for run in [run for run in runs if run.status == "running"] or runs[:1]:
-        series = facts.series if facts.selected == key_of(run) else reader.read(key_of(run)).series
+        series = facts.series if facts.series.run == key_of(run) else reader.read(key_of(run)).series
         lines += [Text(), *sections.verdict_lines(run, width), *sections.ledger_lines(run, width)]
         lines += sections.step_lines(run, series, width)
         lines += sections.finding_lines(run.findings, facts.time_s, run.status == "running", width)

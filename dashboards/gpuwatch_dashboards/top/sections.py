@@ -12,7 +12,7 @@ from gpuwatch.formatting import duration, harmless, percent, size
 from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.selection import key_of
-from gpuwatch_dashboards.top import Facts, Sampled, last
+from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top import drawing as d
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, LABEL, Curve
 
@@ -107,11 +107,11 @@ def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
 
 
 def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
-    wait = series.points("ledger {state}", state="input_wait")
+    wait = series.first("ledger {state}", state="input_wait").points
     curves = [
-        Curve("step time", series.points("step"), "s", shown.PHASES["compute"].colour, None),
+        Curve("step time", series.first("step").points, "s", shown.PHASES["compute"].colour, None),
         Curve("input wait", wait, "ratio", shown.PHASES["data_wait"].colour),
-        Curve("CPU", series.points("cpu busy, of all cores"), "ratio"),
+        Curve("CPU", series.first("cpu busy, of all cores").points, "ratio"),
         Curve("/dev/shm", series.shm_ratio(), "ratio"),
     ]
     return d.curve_lines(curves, series.start_s, series.end_s, width, rows)
@@ -142,8 +142,8 @@ def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int
 
 
 def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool) -> list[Text]:
-    look = shown.SEVERITIES.get(finding.severity, shown.SEVERITIES["info"])
-    sign = d.words(f" {SEVERITY_SIGNS.get(finding.severity, '?')} ", d.plate(look))
+    look = shown.SEVERITIES[finding.severity]
+    sign = d.words(f" {SEVERITY_SIGNS[finding.severity]} ", d.plate(look))
     indent = _INDENT + 2 * depth
     head = Text(" ").append_text(sign) if depth == 0 else d.words(f"{'':>{indent - 3}}└", DIM)
     about = [] if finding.ratio is None else [display(finding.ratio, "ratio")]
@@ -171,7 +171,7 @@ def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool)
 def all_findings(facts: Facts, width: int) -> list[Text]:
     """Return the findings of all runs and GPUs, those of the selected run first."""
     lines: list[Text] = []
-    for run in sorted(facts.runs, key=lambda run: key_of(run) != facts.selected):
+    for run in sorted(facts.runs, key=lambda run: key_of(run) != facts.series.run):
         if run.findings:
             lines += [d.rule(title_of(run), width), *finding_lines(run.findings, facts.time_s, True, width)]
     if facts.node.findings:
@@ -241,7 +241,7 @@ def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
         ("temperature", "gpu_temperature", "celsius", "default", 100.0),
     )
     curves = [
-        Curve(name, facts.series.points(f"{key} GPU {{gpu}}", gpu=gpu.gpu, UUID=gpu.uuid), unit, colour, top)
+        Curve(name, facts.series.first(f"{key} GPU {{gpu}}", gpu=gpu.gpu, UUID=gpu.uuid).points, unit, colour, top)
         for name, key, unit, colour, top in measured
     ]
     if any(curve.points for curve in curves):
@@ -274,26 +274,26 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
         pieces.append(d.figure("fails: ", ", ".join(failed), marked=True))
     if failures := facts.node.history.failures:
         pieces.append(d.figure("history: ", f"{failures} commits failed", marked=True))
-    busy, iowait = series.last("cpu busy, of all cores"), series.last("cpu idle, waiting for I/O")
+    busy, iowait = series.first("cpu busy, of all cores").last, series.first("cpu idle, waiting for I/O").last
     if busy is not None:
         pieces.append(d.figure("CPU ", f"{busy:.0%}", marked=busy >= THRESHOLDS.cores_exhausted))
         if (iowait or 0.0) >= 0.01:
             pieces[-1].append_text(d.figure(" iowait ", f"{iowait:.0%}"))
     curves = (("CPU", "CPU"), ("I/O", "I/O"), ("mem", "memory"))
-    pressure = [(name, series.last(f"pressure {curve}")) for name, curve in curves]
+    pressure = [(name, series.first(f"pressure {curve}").last) for name, curve in curves]
     known = [d.figure(f" {name} ", f"{ratio:.0%}") for name, ratio in pressure if ratio is not None]
     pieces += [Text().join([d.words("pressure", DIM), *known])] if known else []
-    used, whole = (last(points) for points in series.shm_bytes())
+    used, whole = (mount.last for mount in series.shm_bytes())
     if used is not None and whole:
         pieces.append(_share("shm ", used, whole, THRESHOLDS.shm_used))
-    available, total = series.last("memory available"), series.last("memory total")
+    available, total = series.first("memory available").last, series.first("memory total").last
     if available is not None and total:
         pieces.append(_share("mem ", total - available, total, THRESHOLDS.memory_used))
     for name, ways in (
         ("network", (("net ↓", "received"), (" ↑", "sent"))),
         ("disk", (("disk read ", "read"), (" write ", "written"))),
     ):
-        rates = [(sign, rate) for sign, way in ways if (rate := series.last(f"{name} {way}")) is not None]
+        rates = [(sign, rate) for sign, way in ways if (rate := series.first(f"{name} {way}").last) is not None]
         if rates:
             scale = shown.scale_for("bytes/s", max(rate for _, rate in rates))
             pieces.append(Text().join(d.figure(sign, _three_digits(rate * scale.factor)) for sign, rate in rates))

@@ -12,7 +12,7 @@ from gpuwatch.tools.reports.model import RunReport
 from gpuwatch.tools.reports.page import legend_of
 from gpuwatch_dashboards.render.cards import PAGES, Card, text_card
 from gpuwatch_dashboards.render.charts import GRID, Option, decal, line_series, reference, tooltip, value_axis
-from gpuwatch_dashboards.views.site import Site, box, draw_cards, foot, redrawn, remember
+from gpuwatch_dashboards.views.site import Site, box, draw_cards, foot, remember
 
 EVERY_S = 15.0
 MOST_RUNS = 6
@@ -20,7 +20,6 @@ PARAM = "runs"
 _CHOICE = "compared_runs"
 
 
-@redrawn(EVERY_S)
 def page(site: Site) -> None:
     firsts = first_ranks(site.source.runs(kept=True))
     if len(firsts) < 2:

@@ -11,7 +11,7 @@ from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render.cards import PAGES, Answers, figures
 from gpuwatch_dashboards.selection import MAX_POINTS
-from gpuwatch_dashboards.views.site import Site, answered, choice, draw_panels, foot, redrawn
+from gpuwatch_dashboards.views.site import Site, answered, choice, draw_panels, foot
 
 EVERY_S = 30.0
 RECORDED_S = 300.0  # GPU-hours are recorded every five minutes: they need not be read more often
@@ -22,7 +22,6 @@ MUCH = 0.1  # from this share of lost time on, the page's head is a warning
 FIRST = ("lost_now", "fleet_alerts", "silent_nodes")
 
 
-@redrawn(EVERY_S)
 def page(site: Site) -> None:
     if site.prometheus is None:
         st.html(PAGES.fleet_needs_prometheus())

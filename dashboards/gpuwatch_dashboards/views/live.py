@@ -17,6 +17,7 @@ from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
 
+EVERY_S = 2.0
 ALL_GPUS = "all"
 LEAST_HOLD_S, MOST_HOLD_S = 1.0, 30.0
 """Charts are redrawn when their stretch of time moves; those of a fixed one after half a minute at most."""
@@ -57,7 +58,6 @@ class _Shown:
         return min(MOST_HOLD_S, max(LEAST_HOLD_S, (self.span.end_s - self.span.start_s) / self.span.points))
 
 
-@parts.redrawn(parts.REFRESH_S)
 def page(site: Site) -> None:
     params, stretch = st.query_params, selection.stretch_of(st.query_params)
     asked = params.get("node")

@@ -13,7 +13,7 @@ from gpuwatch_dashboards.render import timeline
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, past_findings, rank_table, ranks_of, read_panels
 from gpuwatch_dashboards.render.charts import epoch_marks, finding_marks, phase_marks
 from gpuwatch_dashboards.selection import in_order, span_between, span_of, stretch_of
-from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources import SharedSource
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
 
@@ -26,7 +26,6 @@ WITHOUT_AGENT = ("step_time", "findings")
 """Panels that show from Prometheus alone what the agent's steps and findings would."""
 
 
-@parts.redrawn(EVERY_S)
 def page(site: Site) -> None:
     runs = in_order(site.source.runs(st.query_params.get("node"), st.query_params.get("run")))
     run, stretch = parts.chosen_run(runs), stretch_of(st.query_params)
@@ -80,7 +79,9 @@ def _zoom(run: Run, span: Span, stretch: tuple[float, float] | None) -> None:
     st.button("Whole run", on_click=parts.go_to, disabled=stretch is None)
 
 
-def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tuple[Steps, list[Finding], str | None]:
+def _kept(
+    source: SharedSource, run: Run, stretch: tuple[float, float] | None
+) -> tuple[Steps, list[Finding], str | None]:
     """Return what only the agent of the run's node keeps; with Prometheus as source, why it does not answer."""
     try:
         return source.steps(run, FINE_BUCKETS, *(stretch or (None, None))), source.past_findings(run), None
@@ -92,7 +93,7 @@ def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tupl
         return Steps(), [], note
 
 
-def _of_ranks(source: Source, everyone: Sequence[Run], span: Span, stretch: tuple[float, float] | None) -> Card:
+def _of_ranks(source: SharedSource, everyone: Sequence[Run], span: Span, stretch: tuple[float, float] | None) -> Card:
     lines = []
     for rank in everyone[:MOST_RANKS]:
         try:

@@ -19,18 +19,15 @@ from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render.cards import PAGES, Answers, Card, card, figures, read_panels
 from gpuwatch_dashboards.render.charts import picked
 from gpuwatch_dashboards.selection import find, key_of, select
-from gpuwatch_dashboards.sources import Once, Source
+from gpuwatch_dashboards.sources import Once, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
-REFRESH_S = 2.0
 CURRENCY_S = 300.0
 CLOSER, CLOSEST_S = 8.0, 0.5  # a click shows an eighth of the time that was shown, and no less than half a second
 _WANTED, _SHOWN, _ZOOMS = "wanted_run", "shown_run", "zooms"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
     "live": ("node", "run", "rank", "window", "gpu", "from", "to", "more"),
     "run": ("node", "run", "rank", "from", "to"),
-    "compare": (),
-    "fleet": (),
 }
 """By page: which part of the selection a link to it carries."""
 
@@ -39,7 +36,7 @@ LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
 class Site:
     """Shared by all viewers, but for `pages`, which Streamlit wants made for each, and whether the viewer's tab is hidden."""
 
-    source: Source
+    source: SharedSource
     prometheus: PrometheusSource | None
     once: Once
     pages: Mapping[str, Any]
@@ -52,27 +49,21 @@ class Site:
         return self.once.get(("currency",), self.prometheus.currency, CURRENCY_S)
 
 
-def redrawn(every_s: float) -> Callable[[Callable[[Site], None]], Callable[[Site], None]]:
-    """Make a page of its body: drawn now and, where it is seen, every `every_s`; with a message while its source is away."""
+def draw_page(site: Site, body: Callable[[Site], None], every_s: float) -> None:
+    """Draw a page now and, where it is seen, every `every_s`; with a message while its source is away."""
 
-    def page_of(body: Callable[[Site], None]) -> Callable[[Site], None]:
-        def page(site: Site) -> None:
-            def draw() -> None:
-                top = st.container(key="top", horizontal=True, vertical_alignment="center")
-                top.html('<div class="gw-brand">gpuwatch</div>', width="content")
-                try:
-                    body(site)
-                except SourceError as error:  # at any point: what is drawn already stays above the message
-                    st.html(PAGES.away(error))
-                finally:
-                    with top:
-                        _links(site)
+    def draw() -> None:
+        top = st.container(key="top", horizontal=True, vertical_alignment="center")
+        top.html('<div class="gw-brand">gpuwatch</div>', width="content")
+        try:
+            body(site)
+        except SourceError as error:  # at any point: what is drawn already stays above the message
+            st.html(PAGES.away(error))
+        finally:
+            with top:
+                _links(site)
 
-            st.fragment(draw, run_every=None if site.hidden else every_s)()
-
-        return page
-
-    return page_of
+    st.fragment(draw, run_every=None if site.hidden else every_s)()
 
 
 def _links(site: Site) -> None:
@@ -81,7 +72,7 @@ def _links(site: Site) -> None:
     shown = {"run": run, "rank": rank} if run and st.query_params.get("run", run) == run else {}
     params = {**shown, **st.query_params.to_dict()}
     for key, page in site.pages.items():
-        kept = {name: params[name] for name in LINK_PARAMS[key] if name in params}
+        kept = {name: params[name] for name in LINK_PARAMS.get(key, ()) if name in params}
         st.page_link(page, label=page.title.removeprefix("gpuwatch "), query_params=kept or None)
 
 

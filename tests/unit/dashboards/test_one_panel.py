@@ -20,7 +20,7 @@ from gpuwatch_dashboards.panels import GROUPS, Curve, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import line, stat, unit_of
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render import cards
-from gpuwatch_dashboards.sources import Once
+from gpuwatch_dashboards.sources import Once, SharedSource
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.top import Reader
@@ -95,12 +95,12 @@ def prometheus_reply(path: str, timeout_s: float) -> Reply:
 
 def of_agent() -> Site:
     agent = Agent([a_run()], gpus=True)
-    return Site(AgentSource("http://agent", agent.reply), None, Once(), {})
+    return Site(SharedSource(AgentSource("http://agent", agent.reply)), None, Once(), {})
 
 
 def of_prometheus() -> Site:
     source = PrometheusSource("http://prometheus", prometheus_reply)
-    return Site(source, source, Once(), {})
+    return Site(SharedSource(source), source, Once(), {})
 
 
 def html(page: Any, site: Site, more: bool = False, by: str = "user") -> str:

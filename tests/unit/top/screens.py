@@ -78,7 +78,7 @@ def facts(*runs: Run, gpus: int = 0, node: dict[str, Any] | None = None, **more:
         for n in range(gpus)
     )
     values: dict[str, Any] = {
-        "label": "agent at http://127.0.0.1:9478", "time_s": NOW, "runs": runs, "selected": key or None,
+        "label": "agent at http://127.0.0.1:9478", "time_s": NOW, "runs": runs,
         "node": Node(**{"host": "node-17", "collectors": (), "gpus": cards, **(node or {})}),
         "series": Sampled(key, NOW - 300, NOW, traces),
     }  # fmt: skip

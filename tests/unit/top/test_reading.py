@@ -9,9 +9,9 @@ import pytest
 
 from gpuwatch.api import Gpu, Run, Series
 from gpuwatch_dashboards.panels import live_panels
-from gpuwatch_dashboards.query import Node, Query, Scope, Span
+from gpuwatch_dashboards.query import Node, Query, Scope, Span, by_number
 from gpuwatch_dashboards.selection import in_order
-from gpuwatch_dashboards.top import GPU_QUERIES, NODE_QUERIES, RUN_QUERIES, Reader, Sampled, by_number
+from gpuwatch_dashboards.top import Reader, Sampled, queries
 from tests.unit.top.screens import NOW, RUN_TRACES, facts, run, trace
 
 
@@ -47,20 +47,24 @@ def test_series_are_read_again_after_three_seconds_or_for_another_run() -> None:
         clock[0] += advance_s
         read.read(wanted)
         assert len(source.asked) == reads
-    queries, scope, span = source.asked[2]
+    asked, scope, span = source.asked[2]
     assert (scope.run, scope.rank, span.end_s - span.start_s) == ("b", "0", 300.0)
-    assert len(queries) == len(NODE_QUERIES) + len(RUN_QUERIES)
+    assert set(asked) == set(queries("run", "node").values())
 
 
 def test_only_what_there_is_and_what_is_shown_is_asked_for() -> None:
-    source = FakeSource(gpus=("10", "2"))
+    source = FakeSource(gpus=("2", "10"))
     read, _ = reader(source)
     known = read.read()
-    assert len(source.asked[0][0]) == len(NODE_QUERIES) + len(GPU_QUERIES)
-    assert [gpu.gpu for gpu in known.gpus] == ["2", "10"] and known.selected is None
+    assert set(source.asked[0][0]) == set(queries("gpu", "node").values()) and len(source.asked[0][0]) < 40
+    assert [gpu.gpu for gpu in known.gpus] == ["2", "10"] and known.series.run == ""
     read.read(panels=True)
-    panel_curves = {curve.query for panel in live_panels() for curve in panel.curves}
+    panel_curves = {curve.query for panel in live_panels("gpu", "node", "agent") for curve in panel.curves}
     assert panel_curves <= set(source.asked[1][0])
+    source.known.append(run("a"))
+    read.read(panels=True)
+    panel_curves |= {curve.query for panel in live_panels("run") for curve in panel.curves}
+    assert panel_curves <= set(source.asked[2][0])
 
 
 def test_runs_that_run_come_first_the_newest_before_and_ranks_together() -> None:
