@@ -77,7 +77,7 @@ def test_prometheus_and_gpuwatch_s_own_clients_with_tls_and_a_password(tmp_path:
             assert errors["right"] == "" and "401" in errors["wrong"] and errors["plain"]
             source = PrometheusSource(prometheus.url, agent_url="https://alice:p%40ss%3Aword@elsewhere:1/")
             scraped = ScrapedRun("r", 0, "r", "running", 0.0, 0.0, 0.0, instance=f"localhost:{agent.port}")
-            assert source._agent_of(scraped).runs() == []
+            assert source.agent_of(scraped).runs() == []
 
         url = agent.url.replace("https://", "https://alice:p%40ss%3Aword@")
         assert Client(url).status().host == socket.gethostname()
