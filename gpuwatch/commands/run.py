@@ -1,7 +1,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -39,18 +39,20 @@ def run(
             _end(_NOT_EXECUTABLE, f"{name}: {'is a directory' if Path(name).is_dir() else 'not executable'}")
         _end(_NOT_FOUND, f"{name}: no such program")
     try:
-        os.execve(program, command, environment(os.environ))
+        os.execve(program, command, environment(os.environ, command))
     except OSError as error:
         _end(_NOT_EXECUTABLE, f"{name}: {error.strerror}")
 
 
-def environment(of: Mapping[str, str]) -> dict[str, str]:
+def environment(of: Mapping[str, str], command: Sequence[str] = ()) -> dict[str, str]:
     """Return an environment in which every Python is watched: it runs our `sitecustomize` first. Raises: ConfigError."""
     startup = Path(gpuwatch.__file__).parent / "startup"
     if not (startup / "sitecustomize.py").exists():
         raise ConfigError(f"{startup}/sitecustomize.py is missing; install gpuwatch-training again")
     places = [str(startup), *filter(None, [of.get("PYTHONPATH")])]
     own = {"PYTHONPATH": os.pathsep.join(places), "GPUWATCH_AUTO": "1", "GPUWATCH_AUTO_PID": str(os.getpid())}
+    if scripts := [Path(word).name for word in command if word.endswith(".py")]:
+        own["GPUWATCH_AUTO_SCRIPT"] = scripts[0]
     # torch's flight recorder is off in some versions: see `Standstill`
     return {"TORCH_FR_BUFFER_SIZE": "2000", **of, **own}
 

@@ -73,9 +73,10 @@ def identify(
     )
 
 
-def script_name() -> str:
-    """Return the default name of a run: the script's, e.g. "train.py"."""
-    name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
+def script_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the default name of a run: the script's, e.g. "train.py"; of a package's script, such as Ray's for a worker, the one of `gpuwatch run`."""
+    script = Path(sys.argv[0] if sys.argv else "")
+    name = (environ.get("GPUWATCH_AUTO_SCRIPT") if "site-packages" in script.parts else None) or script.name
     return name[:MAX_NAME] if name not in ("", "-c", "-m") else "python"
 
 
@@ -150,8 +151,9 @@ class Membership:
             self._settled = stepped or world is not None
         if ask and not self._agreed:
             self._agree()
-        if not self._agreed and self._spans_nodes and "TORCHELASTIC_RUN_ID" in self._environ:
-            return False  # the other nodes are known to come
+        others = "TORCHELASTIC_RUN_ID" in self._environ or (self._has_own_id and torch_world() is not None)
+        if not self._agreed and self._asks_store and others:
+            return False  # the other ranks are known to come
         return self._settled or stepping or not self._child
 
     def stop_asking(self) -> None:
@@ -159,16 +161,21 @@ class Membership:
         self._agreed = True
 
     @property
-    def _spans_nodes(self) -> bool:
-        """Whether other nodes have ranks too, as far as the launcher's variables show."""
+    def _has_own_id(self) -> bool:
+        """Whether nothing gives the ranks of this node one id, as with Ray."""
+        return self._run.endswith(f"-{self.identity.pid}-{self.identity.process_start_ticks}")
+
+    @property
+    def _asks_store(self) -> bool:
+        """Whether ranks may have other ids: on other nodes, as far as the launcher's variables show, or on this one."""
         local = self._environ.get("LOCAL_WORLD_SIZE", "")
-        return self.identity.world_size > (int(local) if local.isdigit() else 1)
+        return self.identity.world_size > (int(local) if local.isdigit() and not self._has_own_id else 1)
 
     def _agree(self) -> None:
         self._asked += 1
         found, world = None, torch_world()
         self._agreed = self._asked >= _ASKED_AT_MOST
-        if world is None or not self._spans_nodes:
+        if world is None or not self._asks_store:
             self._agreed |= self._settled
             return
         try:

@@ -22,7 +22,7 @@ from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.identity import Membership
 from gpuwatch.hook.ranks import RankExchange
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.hook.transport import Encoder, RunFacts, SendBuffer
+from gpuwatch.hook.transport import Encoder, RunFacts, SendBuffer, columns
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import RankSummary
@@ -176,7 +176,7 @@ class Publisher:
         self._stopping = self.ranks.stopped = True
         self._stop.put(None)
         thread, self._thread = self._thread, None
-        own = thread is threading.current_thread()
+        own = thread is not None and thread.ident == get_ident()
         if thread is not None and not own:
             thread.join(timeout=_CLOSE_S)
         self._sample_host()
@@ -263,14 +263,21 @@ class Publisher:
                 self._send_hello(encoder, buffer.sender, _CONNECT_TRIES if bye and not self._accepted else 1)
             while True:  # without steps too: a heartbeat
                 steps = unsent[published : published + wire.MAX_STEPS_A_MESSAGE]
-                place = first_step + published, self._totals(), self.accounts.activity
-                message = encoder.steps(steps, *place, self._fetch_cpu_ratio(), self.accounts.standstill)
+                message = encoder.message(
+                    wire.Steps,
+                    self._totals(),
+                    columns=columns(steps),
+                    first_step=first_step + published,
+                    activity=self.accounts.activity,
+                    fetch_cpu_ratio=self._fetch_cpu_ratio(),
+                    standstill=self.accounts.standstill,
+                )
                 buffer.append(message, len(steps))
                 published += len(steps)
                 if published == len(unsent):
                     break
             if bye:
-                buffer.append(encoder.bye(self.raised, self._totals()))
+                buffer.append(encoder.message(wire.Bye, self._totals(), failed=self.raised))
             buffer.flush()
         finally:
             self._dropped += len(unsent) - published
@@ -293,7 +300,7 @@ class Publisher:
             before.identity = now
             return before
         if before is not None:
-            self.send_buffer.append(before.bye(False, self._totals()))
+            self.send_buffer.append(before.message(wire.Bye, self._totals(), failed=False))
             self.send_buffer.flush()
             self._hello_due = True
         self._encoder = Encoder(now, self._facts)
@@ -333,7 +340,7 @@ def import_diagnosis() -> None:
 
     The main thread waits for another one that imports: a signal handler that reports would find modules half imported in its own.
     """
-    if threading.current_thread() is threading.main_thread() and not _imported.is_set():
+    if get_ident() == threading.main_thread().ident and not _imported.is_set():
         with contextlib.suppress(RuntimeError):  # no thread can be started any more: the interpreter ends
             thread = threading.Thread(target=_import_diagnosis, name="gpuwatch-import", daemon=True)
             thread.start()

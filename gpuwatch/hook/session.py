@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import index
-from threading import current_thread, get_ident, main_thread
+from threading import current_thread, get_ident, local, main_thread
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
     from gpuwatch.hook.trackers import LiveLog
 
+_of_thread = local()
 _EARLY_NS = 60_000_000_000  # age of a run from which one line is printed in a first pass that has not ended
 
 
@@ -65,6 +66,7 @@ class Session:
         self._pass_began_ns = self._trained_before = 0  # of the last training pass; the optimizers' steps by then
         self.quiet = quiet
         self._show: Callable[[Report], None] = _print  # prints a verdict on stderr, or draws it in a notebook
+        self.close_with_thread: Callable[[], None] | None = None  # closes the run when the thread ends that trains
         self._shown = (0, 0.0)  # steps and seconds of the verdict that was printed last
         self._early_ns, self._early_done = self.recorder.clock() + _EARLY_NS, False
 
@@ -123,6 +125,10 @@ class Session:
         """An optimizer makes its first step: passes before this one have trained nothing."""
         began = self._pass_began_ns if self.recorder.step_owner is not None else self.recorder.clock()
         self.publisher.accounts.trained_since_ns = began
+        if self.close_with_thread is not None and current_thread() is not main_thread():
+            # Freed when the thread ends. Ray ends its workers without calling what is registered with atexit.
+            _of_thread.held = held = local()
+            weakref.finalize(held, self.close_with_thread)
 
     def _begin_optimizer_steps(self) -> None:
         """Steps are bounded by an optimizer from now on."""
@@ -320,7 +326,7 @@ def sigchld_held() -> Iterator[None]:
     torch's raises "DataLoader worker (pid …) is killed by signal": inside gpuwatch that would be taken for a failure of its own.
     """
     handler = signal.getsignal(signal.SIGCHLD)
-    if current_thread() is not main_thread() or not callable(handler):
+    if get_ident() != main_thread().ident or not callable(handler):
         yield
         return
     held: list[tuple[Any, ...]] = []
@@ -334,4 +340,5 @@ def sigchld_held() -> Iterator[None]:
 
 
 def _print(report: Report) -> None:
-    print(report, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{report}\n")  # Ray's `print` shows it twice
+    sys.stderr.flush()

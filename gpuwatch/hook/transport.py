@@ -62,24 +62,8 @@ class Encoder:
             )
         )
 
-    def steps(
-        self,
-        steps: list[StepRecord],
-        first_step: int,
-        totals: wire.Totals,
-        activity: str,
-        fetch_cpu_ratio: float | None,
-        standstill: wire.Standstill | None = None,
-    ) -> bytes:
-        """Return the message of these steps; without any it is a heartbeat."""
-        fields = {"activity": activity, "first_step": first_step, "fetch_cpu_ratio": fetch_cpu_ratio}
-        return self._encoded(wire.Steps, totals, columns=columns(steps), standstill=standstill, **fields)
-
-    def bye(self, failed: bool, totals: wire.Totals) -> bytes:
-        """Return the run's last message."""
-        return self._encoded(wire.Bye, totals, failed=failed)
-
-    def _encoded(self, kind: Any, totals: wire.Totals, **fields: Any) -> bytes:
+    def message(self, kind: type[wire.Steps | wire.Bye], totals: wire.Totals, **fields: Any) -> bytes:
+        """Return a message about the run so far, or its last one."""
         who = self.identity
         return wire.encode(kind(origin=self._origin(), run=who.run, rank=who.rank, totals=totals, **fields))
 

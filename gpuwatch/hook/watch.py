@@ -137,7 +137,8 @@ class Watch:
                 self.session.count_from(lambda: start)
             hooks = self.session.torch_hooks
             self.session.guard(lambda: hooks.make_loader(lambda: watch_prepared_loaders(open_session)))
-        return WatchedLoader(self.session, loader, to, None if samples is None else _counted(samples), tokens)
+        count = None if samples is None else lambda batch: max(UNKNOWN_SAMPLES, int(samples(batch)))
+        return WatchedLoader(self.session, loader, to, count, tokens)
 
     def step(self, samples: int | None = None, tokens: int | None = None) -> AbstractContextManager[None]:
         """Mark one step, for a loop without a loader: `with w.step():` around it, or a plain `w.step()` at its end.
@@ -294,7 +295,10 @@ def watch(
     if not records_here():
         return Watch().steps(loader, to=to)
     with _opening:
-        current = open_watches[-1] if open_watches else Watch()
+        if not open_watches:
+            opened = Watch()
+            opened.session.close_with_thread = opened.close
+        current = open_watches[-1]
     return current.steps(loader, to=to, samples=samples, tokens=tokens)
 
 
@@ -314,10 +318,6 @@ def records_here() -> bool:
     return not is_set("GPUWATCH_DISABLE") and (data is None or data.get_worker_info() is None)
 
 
-def _counted(samples: Callable[[Any], int]) -> Callable[[Any], int]:
-    return lambda batch: max(UNKNOWN_SAMPLES, int(samples(batch)))
-
-
 def forget_in_child() -> None:
     """A forked child (a loader worker, say) records nothing, sends nothing and prints nothing of its parent's."""
     global _opening, _parent_trained, _made
@@ -330,5 +330,3 @@ def forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=forget_in_child)
-
-__all__ = ["Watch", "watch"]

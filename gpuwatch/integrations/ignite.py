@@ -33,7 +33,9 @@ class GpuWatchHandler:
 
     def attach(self, engine: Any) -> GpuWatchHandler:
         """Watch this engine's runs, until `detach`. No EXCEPTION handler is added: with one, Ignite swallows exceptions."""
-        self._attached.wrap(engine, "run", lambda original, *args, **kwargs: self._run(engine, original, args, kwargs))
+        self._attached.wrap(
+            engine, "run", lambda original, *args, **kwargs: self.measure(engine, original, *args, **kwargs)
+        )
         self._handlers += [
             engine.add_event_handler(_engine.Events.STARTED, self._started),
             engine.add_event_handler(_engine.Events.GET_BATCH_STARTED, lambda: self._time_fetches(engine)),
@@ -52,7 +54,8 @@ class GpuWatchHandler:
             handler.remove()
         self._handlers = []
 
-    def _run(self, engine: Any, original: Any, args: Any, kwargs: Any) -> Any:
+    def measure(self, engine: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call what runs the engine, and measure it."""
         if self._training is not None:
             return original(*args, **kwargs)
         with Training(self._watch, **self._options) as training:

@@ -6,6 +6,7 @@
 import functools
 import sys
 import threading
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,8 @@ from gpuwatch.ledger.states import CHECKPOINT
 
 # Modules whose iteration over a loader is a part of one that is watched already.
 _FOR_OTHERS = "gpuwatch.hook.loop", "accelerate.data_loader", "torchdata.stateful_dataloader.stateful_dataloader"
+
+_training_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # those that have made an optimizer
 
 
 def watch_loaders(module: ModuleType) -> None:
@@ -46,7 +49,11 @@ def watch_set_up(module: ModuleType) -> None:
 
 
 def watch_optimizers(module: ModuleType) -> None:
-    """Bound the steps of a loop without a DataLoader by its optimizer's."""
+    """Note which threads train, and bound the steps of a loop without a DataLoader by its optimizer's."""
+
+    def make(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        _training_threads.add(threading.current_thread())
+        return original(optimizer, *args, **kwargs)
 
     def stepped(optimizer: Any, *_: Any) -> None:
         session = open_session()
@@ -56,6 +63,7 @@ def watch_optimizers(module: ModuleType) -> None:
         if session is not None and not is_watched_already() and not session.torch_hooks.optimizer.is_installed:
             session.torch_hooks.optimizer.stepped(optimizer)
 
+    Patches().wrap(module.Optimizer, "__init__", make)
     module.register_optimizer_step_post_hook(stepped)
 
 
@@ -99,7 +107,7 @@ def watch_ignite(module: ModuleType) -> None:
         _open_watch_for_the_process()
         handler = GpuWatchHandler().attach(engine)
         try:
-            return engine.run(*args, **kwargs)
+            return handler.measure(engine, original, engine, *args, **kwargs)  # not by a subclass's own run, as MONAI's
         finally:
             handler.detach()
 
@@ -132,8 +140,9 @@ class _Original(LoaderAround):
 
 
 def _trains_here() -> bool:
-    """Whether this is the main thread of a process that is no loader's worker."""
-    return records_here() and threading.current_thread() is threading.main_thread()
+    """Whether this is the main thread, or one that has made an optimizer, of a process that is no loader's worker."""
+    thread = threading.current_thread()
+    return records_here() and (thread is threading.main_thread() or thread in _training_threads)
 
 
 def _open_watch_for_the_process() -> None:

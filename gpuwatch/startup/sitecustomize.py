@@ -73,7 +73,7 @@ def _report_nothing(pid: int) -> None:
     if (processes is not None and processes.parent_process() is not None) or (session and session.Session.any_printed):
         return
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if main is not None and main.name.startswith(_LAUNCHERS):
+    if (main is not None and main.name.startswith(_LAUNCHERS)) or "ray.train" in sys.modules:
         return
     if "torch" in sys.modules:
         reason = "no DataLoader was iterated in the main thread, and no optimizer of torch's made two steps"

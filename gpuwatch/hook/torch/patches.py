@@ -24,17 +24,14 @@ class Patches:
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._on = on
 
-    def wrap(self, owner: Any, name: str, wrapper: Wrapper, *others: Any) -> bool:
-        """Have calls of `owner.name` go through `wrapper`, and of `others` that have the same function, so that it can be pickled.
-
-        Return False, with one message in the log, where there is none.
-        """
+    def wrap(self, owner: Any, name: str, wrapper: Wrapper, *others: Any) -> None:
+        """Have calls of `owner.name`, and of `others` that have the same function, go through `wrapper`; it can be pickled still."""
         if not self._on:
-            return False
+            return
         original = getattr(owner, name, None)
         if not callable(original):
             say_once(f"{_name(owner)} has no {name}(): what gpuwatch measures by it is counted as other time")
-            return False
+            return
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -48,8 +45,6 @@ class Patches:
                 self._undo.append((each, name, before, wrapped))
         except (AttributeError, TypeError) as error:
             say_once(f"{_name(owner)}.{name} cannot be watched: {error!r}")
-            return False
-        return True
 
     def restore(self) -> None:
         """Put back everything that is still as it was left here. Safe to call twice."""

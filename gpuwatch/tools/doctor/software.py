@@ -145,6 +145,7 @@ KNOWN: dict[str, Accepted] = {
     **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "NODE", "GRAFANA_PASSWORD", "TOKEN", "API_TOKEN")},
     **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO")},
     "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
+    "GPUWATCH_AUTO_SCRIPT": _ANY,
     "GPUWATCH_LOG": (lambda value: value.lower() == "auto" or _FLAG[0](value), "auto"),
     "GPUWATCH_HTTP": (is_address, "HOST:PORT"),
     "GPUWATCH_AGENT_SCHEME": (lambda value: value in ("http", "https"), "http or https"),

@@ -109,6 +109,51 @@ def test_torchrun_workers_are_watched_with_their_ranks(tmp_path: Path) -> None:
     assert {hello.rank for hello in done.hellos} == {0, 1}
 
 
+THREAD = """
+import os, threading, torch
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(64, 4)), batch_size=2)
+def train():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        for (batch,) in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+for work in (lambda: list(loader), train):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+os._exit(3)
+"""
+
+
+def test_a_thread_that_makes_an_optimizer_is_watched_and_its_end_is_the_runs(tmp_path: Path) -> None:
+    """As in Ray's workers, which end without their atexit functions. A thread that only reads trains nothing."""
+    done = run(tmp_path, [sys.executable, "-c", THREAD])
+    (totals,) = done.totals
+    assert (done.code, totals.steps, totals.samples) == (3, 64, 128), done.err
+    assert "64 steps" in done.err
+
+
+SUBCLASS = """
+import torch
+from ignite.engine import Engine
+class Trainer(Engine):
+    def run(self):
+        return super().run(data=loader, max_epochs=2)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(64, 4)), batch_size=2)
+print(Trainer(lambda engine, batch: None).run().iteration)
+"""
+
+
+def test_an_ignite_engine_whose_run_takes_other_arguments_runs_as_without_gpuwatch(tmp_path: Path) -> None:
+    """As MONAI's trainers."""
+    pytest.importorskip("ignite")
+    done = run(tmp_path, [sys.executable, "-c", SUBCLASS])
+    (totals,) = done.totals
+    assert (done.code, done.out.strip(), totals.steps) == (0, "64", 64), done.err
+
+
 def test_exit_code_output_and_arguments_are_the_scripts(tmp_path: Path) -> None:
     code = "import sys; print(sys.argv[1:]); print('oops', file=sys.stderr); sys.exit(7)"
     done = run(tmp_path, [sys.executable, "-c", code, "--epochs", "3", "--", "-v"])

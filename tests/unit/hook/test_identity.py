@@ -83,3 +83,12 @@ def test_without_proc_what_is_not_known_is_zero_or_empty(tmp_path: Path) -> None
 def test_a_run_is_named_after_its_script(monkeypatch: pytest.MonkeyPatch, argv: str, name: str) -> None:
     monkeypatch.setattr(sys, "argv", [argv])
     assert script_name() == name
+    assert script_name({"GPUWATCH_AUTO_SCRIPT": "job.py"}) == name
+
+
+def test_a_run_in_a_process_that_a_package_starts_is_named_after_the_script_of_gpuwatch_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/venv/lib/python3.11/site-packages/ray/_private/workers/default_worker.py"])
+    assert script_name({"GPUWATCH_AUTO_SCRIPT": "train.py"}) == "train.py"
+    assert script_name({}) == "default_worker.py"

@@ -154,6 +154,16 @@ def test_ranks_of_two_nodes_that_nobody_named_take_rank_0_s_id(distributed: Fake
     assert (second.identity.rank, second.identity.world_size) == (1, 2)
 
 
+def test_ranks_of_a_node_that_no_launcher_started_take_rank_0_s_id(distributed: FakeDistributed, store: Store) -> None:
+    """Ray gives its workers torchrun's variables, but none with an id."""
+    who = Membership(environ={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+    distributed.place = (1, 2)
+    assert not who.update(False, False, ask=True), "rank 0 has not stored it yet"
+    store.set("gpuwatch/run", "node-a-77-1")
+    assert who.update(True, True, ask=True) and who.identity.run == "node-a-77-1"
+    assert (who.identity.rank, who.identity.world_size) == (1, 2)
+
+
 def test_a_named_run_asks_nobody(distributed: FakeDistributed, store: Store) -> None:
     distributed.place = (1, 2)
     who = Membership(environ={**TORCHRUN, "RANK": "1", "TORCHELASTIC_RUN_ID": "job-7"})

@@ -187,10 +187,10 @@ def test_a_stderr_that_is_gone_harms_nobody(
 ) -> None:
     watch = fake_watch(clock, monkeypatch, quiet=False)
 
-    def broken(*_: object, **__: object) -> None:
+    def broken(_: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("builtins.print", broken)
+    monkeypatch.setattr("sys.stderr.write", broken)
     loop(watch, clock)
     loop(watch, clock)
     watch.close()
