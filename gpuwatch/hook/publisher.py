@@ -303,7 +303,7 @@ class Publisher:
             self.send_buffer.append(before.message(wire.Bye, self._totals(), failed=False))
             self.send_buffer.flush()
             self._hello_due = True
-        self._encoder = Encoder(now, self._facts)
+        self._encoder = Encoder(now, self._facts, self._recorder.clock)
         return self._encoder
 
     def failed(self, doing: str, error: BaseException) -> None:

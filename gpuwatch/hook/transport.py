@@ -37,9 +37,10 @@ class RunFacts(msgspec.Struct, frozen=True):
 class Encoder:
     """Encodes one run's messages."""
 
-    def __init__(self, identity: Identity, facts: RunFacts) -> None:
+    def __init__(self, identity: Identity, facts: RunFacts, clock: Callable[[], int]) -> None:
         self.identity = identity
         self._facts = facts
+        self._clock = clock
         self._id = uuid.uuid4().hex
 
     def hello(self, accounts: Accounts) -> bytes:
@@ -72,7 +73,7 @@ class Encoder:
             version=wire.PROTOCOL_VERSION,
             sender=self._id,
             boot_id=self.identity.boot_id,
-            monotonic_ns=time.monotonic_ns(),
+            monotonic_ns=self._clock(),
             time_ns=time.time_ns(),
         )
 

@@ -230,3 +230,14 @@ def test_a_child_that_never_trains_tells_nothing(
     with watch.step():
         turn(watch, hello=True)
     assert isinstance(reported(agent)[0], wire.Hello)
+
+
+def test_messages_have_the_time_of_the_clock_that_the_ledger_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an agent takes them for messages from the future, and tests depend on how long the machine is up."""
+    clock = Clock(10**18)  # 30 years after the boot
+    watch = fake_watch(clock, monkeypatch)
+    agent = connect(watch)
+    with watch.step():
+        clock.sleep_ms(10)
+    turn(watch)
+    assert {message.origin.monotonic_ns for message in reported(agent)} == {clock.now_ns}
