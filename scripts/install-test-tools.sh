@@ -16,7 +16,7 @@ chromium:chromium
 docker:docker.io
 dockerd:docker.io
 docker-compose:docker-compose
-debootstrap:debootstrap
+mmdebstrap:mmdebstrap
 iptables:iptables
 slurmctld:slurmctld
 munged:munge

@@ -1,11 +1,10 @@
 #!/bin/sh
 # Runs the tests in parts, with any arguments of pytest:  scripts/run-tests.sh PYTHON [-k hook …]
-#   unit    tests/unit, which compute: in one process, which imports them once.
-#   shared  at the same time those of the others that may share the machine: they mostly wait, so several files run at a time, also on
-#           two cores.
-#   alone   then those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
-# What fails runs once more while nothing else does. A test that passes only then is listed: it may have a deadline that a loaded
-# machine does not meet, or have found a fault that shows under load.
+#   unit    tests/unit, which compute: in one process, which imports them once, all along with what the others leave of the processors.
+#   shared  those of the others that may share the machine: they mostly wait, so several files run at a time, also on two cores.
+#   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
+# What fails of shared or alone runs once more while nothing else does. A test that passes only then is listed: it may have a deadline
+# that a loaded machine does not meet, or have found a fault that shows under load.
 # $TEST_WORKERS: how many files at a time in `shared`, 6 unless set. Ends with 0 when all passed, with 5 when no part had a
 # test, else with pytest's own status.
 set -u
@@ -17,7 +16,13 @@ shift
 first() {
     name=$1 workers=$2
     shift 2
-    exec "$python" -m pytest --part "$name" -o "cache_dir=.pytest_cache/$name" "$@" -n "$workers" --dist loadfile --no-loadscope-reorder
+    set -- "$python" -m pytest --part "$name" -o "cache_dir=.pytest_cache/$name" "$@" -n "$workers" --dist loadfile --no-loadscope-reorder
+    if [ "$name" = unit ] && command -v setsid >/dev/null; then
+        # Linux shares the processors evenly between sessions, whatever the priorities of their processes (sched_autogroup): of a session
+        # of its own, the priority counts.
+        exec setsid --wait sh -c '(echo 19 >"/proc/$$/autogroup") 2>/dev/null; exec nice -n 19 "$@"' unit "$@"
+    fi
+    exec "$@"
 }
 
 # again NAME STATUS [ARGUMENT …]: runs once more what failed; the part's status is in $status.
@@ -32,26 +37,22 @@ again() {
 }
 
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
 (first unit 0 "$@") >"$log" 2>&1 &
-unit=$!
+unit_pid=$!
+trap 'kill "$unit_pid" 2>/dev/null; rm -f "$log"' EXIT
+trap 'exit 130' INT TERM
 (first shared "${TEST_WORKERS:-6}" "$@")
 shared=$?
 # Interrupted, or a usage error of pytest: the other parts would end the same way.
-if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then
-    kill -INT "$unit" 2>/dev/null
-    wait "$unit"
-    exit "$shared"
-fi
-wait "$unit"
+if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then exit "$shared"; fi
+(first alone 2 "$@")
+alone=$?
+wait "$unit_pid"
 unit=$?
 cat "$log"
-again unit "$unit" "$@"
-unit=$status
 again shared "$shared" "$@"
 shared=$status
-(first alone 2 "$@")
-again alone $? "$@"
+again alone "$alone" "$@"
 
 ends=5 # no test was selected, which is possible for each of the parts
 for part in "$unit" "$shared" "$status"; do
