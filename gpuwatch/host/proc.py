@@ -135,6 +135,7 @@ class Disk(NamedTuple):
     """A disk's counters since boot."""
 
     read_bytes: int
+    written_bytes: int
     busy_s: float  # time with at least one request in flight; the kernel's counter wraps after 49.7 days
 
 
@@ -148,7 +149,7 @@ def parse_disks(text: str) -> dict[str, Disk]:
     rows = [row for row in map(str.split, text.splitlines()) if is_disk(row[2])]
     if not rows:
         raise NoData("this node shows no disk")
-    return {row[2]: Disk(int(row[5]) * 512, int(row[12]) / 1000) for row in rows}
+    return {row[2]: Disk(int(row[5]) * 512, int(row[9]) * 512, int(row[12]) / 1000) for row in rows}
 
 
 def disks(procfs: Path = PROC) -> dict[str, Disk]:
