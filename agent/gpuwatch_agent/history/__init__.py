@@ -11,8 +11,8 @@ import sqlite3
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple, TypeVar
@@ -188,7 +188,9 @@ class History:
     def _job(self, what: str, work: Callable[[], T], whole: bool = True) -> T | None:
         """Return the result of one job, in a transaction if `whole`; None on failure, which is counted and logged once a time."""
         try:
-            with self._transaction() if whole else nullcontext():
+            with self._connection if whole else nullcontext():  # which commits, or rolls back
+                if whole:
+                    self._connection.execute("BEGIN IMMEDIATE")
                 result = work()
         except (sqlite3.Error, msgspec.MsgspecError, ValueError, ArithmeticError) as error:
             self.failures += 1
@@ -272,17 +274,6 @@ class History:
     def _note_size(self) -> None:
         with suppress(OSError):
             self.size_bytes = self.path.stat().st_size
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
 
     def _write(self, tick: Tick) -> int:
         """Return the time under which it is kept, in ms."""
