@@ -162,8 +162,8 @@ class Sampler:
             self._table.update_shm(run.live_hello for run in runs)
             self._workers.update(runs, now_ns)
         with self._part("gpus"):
-            devices = self._gpu_collector.devices() if self._gpu_collector is not None else ()
-            readings = gpu_readings(self._gpu_collector, self._node, self._table, self._allocations.tick(devices))
+            allocations = self._allocations.tick(self._gpu_collector.devices())
+            readings = gpu_readings(self._gpu_collector, self._node, self._table, allocations)
             runs_by_pid = self._runs_by_pid(runs)
             self._gpus.advance(readings, runs_by_pid, now_ns)
             if (alone := without_hook(readings, runs_by_pid, self._table)) is not None:

@@ -46,9 +46,9 @@ def _gpus(roots: Roots, settings: AgentSettings) -> DriverCollector:
     return AmdCollector() if (modules / "amdgpu").is_dir() and not (modules / "nvidia").is_dir() else GpuCollector()
 
 
-def gpu_source(collectors: Sequence[Collector]) -> DriverCollector | None:
+def gpu_source(collectors: Sequence[Collector]) -> DriverCollector:
     """Return the GPU collector of these."""
-    return next((c for c in collectors if isinstance(c, DriverCollector)), None)
+    return next(c for c in collectors if isinstance(c, DriverCollector))
 
 
 class CollectorRunner:

@@ -65,7 +65,7 @@ def test_container_process_is_searched_for_once_in_five_turns(
     table: ProcessTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches = []
-    monkeypatch.setattr(table, "_search", searches.append)
+    monkeypatch.setattr(table, "_search", lambda *process: searches.append(process))
     hello = msgspec.structs.replace(FakeHook().hello(), pid_namespace=4026531836)
     for _ in range(20):
         table.begin_tick()
@@ -172,7 +172,7 @@ def test_a_command_s_name_may_be_any_bytes(table: ProcessTable, tmp_path: Path, 
     assert table.alive(FakeHook().hello()) is True
     assert table.name(4711).encode()
     contained = msgspec.structs.replace(FakeHook(pid=7).hello(), pid_namespace=inside)
-    assert table._search(contained) == 4711
+    assert table._search(contained.pid_namespace, contained.pid) == 4711
     assert table.is_peer(contained, 4711)
     assert not table.is_peer(FakeHook(pid=8).hello(), 4711)
 
