@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from gpuwatch.alerting.thresholds import SHARED, AlertThresholds, Prices
 from gpuwatch.diagnosis.thresholds import Thresholds
-from gpuwatch.errors import ConfigError, MissingExtra
+from gpuwatch.errors import ConfigError, require
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
@@ -138,10 +138,8 @@ def _toml(text: str, where: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise MissingExtra("tomli", "agent") from None
+        require("tomli", "agent")
+        import tomli as tomllib
     try:
         loaded: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

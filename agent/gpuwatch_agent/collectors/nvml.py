@@ -233,13 +233,14 @@ class GpuCollector(DriverCollector):
         slow_wait_s: float = 0.25,
         only_processes: bool = False,
     ) -> None:
+        self._gpm = Gpm()
         fast: dict[str, Read] = {"xids": self._read_xids}
         slow: dict[str, Read] = {"mig_instances": self._list_instances}
         if not only_processes:
-            fast |= {name: partial(_of_handle, read) for name, read in FAST.items()} | {"gpm": self._read_gpm}
+            fast |= {name: partial(_of_handle, read) for name, read in FAST.items()}
+            fast["gpm"] = lambda gpu: self._gpm.read(gpu)
             slow |= {name: partial(_of_handle, read) for name, read in SLOW.items()}
         super().__init__(clock, deadline_s, slow_wait_s, fast, slow)
-        self._gpm = Gpm()
         self._wall_clock = wall_clock
         self._xids = XidWatch(wall_clock)
         self._initialised = False
@@ -298,9 +299,6 @@ class GpuCollector(DriverCollector):
     def _list_instances(self, gpu: Gpu) -> list[Value]:
         self._instances[gpu.device.uuid] = mig_instances(gpu)
         return []
-
-    def _read_gpm(self, gpu: Gpu) -> list[Value]:
-        return self._gpm.read(gpu)
 
 
 _PERCENT, _MIB = 0.01, float(1 << 20)

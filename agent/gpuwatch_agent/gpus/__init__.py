@@ -158,7 +158,9 @@ class RunsOnGpu:
         if self._followed:
             ends = [one.end_ns for one in self._followed.values() if one.left_ns is None]
             until_ns = min(ends) if ends else max(one.end_ns for one in self._followed.values())
-            for state, moment_ns in self._states(until_ns):
+            begin_ns = self._ledger.watermark_ns
+            timelines = [one.segments(begin_ns, until_ns) for one in self._followed.values()]
+            for state, moment_ns in fuse(timelines, begin_ns, until_ns):
                 name = st.UNKNOWN if state is None else renamed.get(state, state)
                 booked[name] = booked.get(name, 0) + self._ledger.book(name, moment_ns)
         watermark_ns = self._ledger.watermark_ns
@@ -177,13 +179,6 @@ class RunsOnGpu:
                 applied = {state: ns - open_ns.get(state, 0) for state, ns in ledger.totals_ns.items() if ns}
                 records.append(OwnerRecord(name, rank, applied))
         return records
-
-    def _states(self, until_ns: int) -> list[tuple[str | None, int]]:
-        begin_ns = self._ledger.watermark_ns
-        if until_ns <= begin_ns:
-            return []
-        timelines = [one.segments(begin_ns, until_ns) for one in self._followed.values()]
-        return list(fuse(timelines, begin_ns, until_ns))
 
     def _head(self, run: Run, owner: OwnerRecord) -> Stretch | None:
         """Return a restored run's time that the former agent's GPU ledger did not have yet."""
