@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import Gpu, GpuDevice, Value, values
+from gpuwatch_agent.collectors.drivers import GpuDevice, Value, values
 from gpuwatch_agent.collectors.nvml import GpuCollector, throttle_values
 from gpuwatch_agent.deadline import DeadlineThread
 
@@ -58,7 +58,7 @@ _BLANK_INT32, _BLANK = 0x7FFFFFF0, float(1 << 46)
 class DcgmGpu:
     """One GPU on the exporter's page."""
 
-    gpu: Gpu
+    gpu: GpuDevice
     fields: dict[str, float] = field(default_factory=dict)
     instances: dict[str, dict[str, float]] = field(default_factory=dict)
     """Of its MIG instances, by GPU_I_ID. Values of the whole GPU (power, clocks), which the exporter repeats for each, are in `fields`."""
@@ -98,7 +98,7 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
             if not sample.name.startswith("DCGM_FI_") or not uuid or not labels.get("gpu", "").isdigit():
                 continue
             if uuid not in gpus:
-                gpus[uuid] = DcgmGpu(Gpu(_device(uuid, labels), None, labels.get("DCGM_FI_DRIVER_VERSION", "")))
+                gpus[uuid] = DcgmGpu(_device(uuid, labels))
             gpu, name, number = gpus[uuid], sample.name.removesuffix("_total"), labels.get("GPU_I_ID", "")
             if _is_blank(sample.value) or (number and name == "DCGM_FI_DEV_GPU_UTIL"):
                 continue  # of an instance it is always 0: dcgm-exporter's issue 216
@@ -110,7 +110,8 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
 def _device(uuid: str, labels: Mapping[str, str]) -> GpuDevice:
     minor = labels.get("device", "").removeprefix("nvidia")
     name, pci_bus_id = labels.get("modelName", ""), labels.get("pci_bus_id", "")
-    return GpuDevice(int(labels["gpu"]), uuid, name, pci_bus_id, int(minor) if minor.isdigit() else None)
+    number, driver = int(minor) if minor.isdigit() else None, labels.get("DCGM_FI_DRIVER_VERSION", "")
+    return GpuDevice(int(labels["gpu"]), uuid, name, pci_bus_id, number, driver=driver)
 
 
 def _is_blank(value: float) -> bool:
@@ -178,14 +179,14 @@ class DcgmCollector(GpuCollector):
             sample
             for each in self._page.values()
             for part in self.parts([each.gpu])
-            for sample in part.samples(each.values() if part.parent is None else each.instance_values(part.device))
+            for sample in part.samples(each.values() if part.parent is None else each.instance_values(part))
         ]
         return [*processes, *samples, *seen]
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs on the page last read, by index, and the instances that NVML lists: the page has no UUID of these."""
-        on_page = sorted((each.gpu for each in self._page.values()), key=lambda gpu: int(gpu.device.index))
-        return tuple(part.device for part in self.parts(on_page))
+        on_page = sorted((each.gpu for each in self._page.values()), key=lambda gpu: int(gpu.index))
+        return tuple(self.parts(on_page))
 
     def _read(self) -> dict[str, DcgmGpu]:
         try:

@@ -16,7 +16,7 @@ import pynvml
 
 from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, Read, Value, values
+from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, GpuDevice, Read, Value, values
 
 Handle = Any
 
@@ -61,14 +61,15 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def describe(index: int, handle: Handle) -> GpuDevice:
+def describe(index: int, handle: Handle, driver: str) -> GpuDevice:
     """Return what a GPU is."""
     try:
         minor = int(pynvml.nvmlDeviceGetMinorNumber(handle))
     except pynvml.NVMLError_NotSupported:
         minor = None
     name, bus_id = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetPciInfo(handle).busId
-    return GpuDevice(index, _text(pynvml.nvmlDeviceGetUUID(handle)), _text(name), _text(bus_id), minor)
+    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+    return GpuDevice(index, uuid, _text(name), _text(bus_id), minor, handle=handle, driver=driver)
 
 
 def memory(handle: Handle) -> list[Value]:
@@ -166,7 +167,7 @@ def nvlink_bytes(handle: Handle) -> list[Value]:
     return values(nvlink_transmit_bytes_total=sent, nvlink_receive_bytes_total=received)
 
 
-def mig_instances(gpu: Gpu) -> tuple[float, list[Gpu]]:
+def mig_instances(gpu: GpuDevice) -> tuple[float, list[GpuDevice]]:
     """Return the share of a GPU that is in no MIG instance, and its instances; (1, none) where MIG is off.
 
     Two compute instances of one GPU instance are two here, as they are for schedulers: each has a UUID. A GPU has as many compute slices
@@ -174,7 +175,7 @@ def mig_instances(gpu: Gpu) -> tuple[float, list[Gpu]]:
     """
     is_on = pynvml.nvmlDeviceGetMigMode(gpu.handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     slices = left = pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle) if is_on else 0
-    device, found = gpu.device, list[Gpu]()
+    found: list[GpuDevice] = []
     for index in range(slices):
         try:
             handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
@@ -184,8 +185,8 @@ def mig_instances(gpu: Gpu) -> tuple[float, list[Gpu]]:
         instance = str(pynvml.nvmlDeviceGetGpuInstanceId(handle)), name.rpartition(" MIG ")[2]
         size = pynvml.nvmlDeviceGetAttributes_v2(handle).computeInstanceSliceCount
         left -= size
-        about = GpuDevice(f"{device.index}:{index}", uuid, name, device.pci_bus_id, None, instance, size / slices)
-        found.append(Gpu(about, handle, gpu.driver, gpu.handle))
+        its = (f"{gpu.index}:{index}", uuid, name, gpu.pci_bus_id, None, instance, size / slices)
+        found.append(GpuDevice(*its, handle, gpu.driver, gpu.handle))
     return max(0, left) / slices if found else 1.0, found
 
 
@@ -214,7 +215,7 @@ _NO_DRIVER = {
 _SAMPLED_S = 11.0  # the process lists' interval, and a second
 
 
-def _of_handle(read: Callable[[Handle], list[Value]], gpu: Gpu) -> list[Value]:
+def _of_handle(read: Callable[[Handle], list[Value]], gpu: GpuDevice) -> list[Value]:
     return read(gpu.handle)
 
 
@@ -245,7 +246,7 @@ class GpuCollector(DriverCollector):
         self._xids = XidWatch(wall_clock)
         self._initialised = False
 
-    def start(self) -> Iterator[Gpu | str]:
+    def start(self) -> Iterator[GpuDevice | str]:
         self._gpm = Gpm()
         if self._initialised:
             self._initialised = False
@@ -264,7 +265,7 @@ class GpuCollector(DriverCollector):
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                gpus.append(Gpu(describe(index, handle), handle, driver))
+                gpus.append(describe(index, handle, driver))
             except pynvml.NVMLError_NoPermission:
                 continue  # another container's
             except pynvml.NVMLError as error:
@@ -275,11 +276,11 @@ class GpuCollector(DriverCollector):
                 self._list_instances(gpu)
         yield from gpus
 
-    def list_processes(self, gpu: Gpu) -> tuple[int, ...]:
+    def list_processes(self, gpu: GpuDevice) -> tuple[int, ...]:
         pids = compute_processes(gpu.handle)
         used = sm_utilization(gpu.handle, self._wall_clock() - _SAMPLED_S) if len(pids) > 1 else {}
         if used is not None:
-            self.sm_utilization[gpu.device.uuid] = used
+            self.sm_utilization[gpu.uuid] = used
         return pids
 
     def fate(self, error: Exception) -> Fate:
@@ -290,14 +291,14 @@ class GpuCollector(DriverCollector):
             return f"{error} The driver was replaced while it was loaded: reboot, or reload it and restart the agent"
         return str(error)
 
-    def _read_xids(self, gpu: Gpu) -> list[Value]:
-        if gpu.device.uuid == self._gpus[0].device.uuid:  # the queue is that of all GPUs
+    def _read_xids(self, gpu: GpuDevice) -> list[Value]:
+        if gpu.uuid == self._gpus[0].uuid:  # the queue is that of all GPUs
             with contextlib.suppress(pynvml.NVMLError):
                 self._xids.poll()
         return self._xids.values(gpu)
 
-    def _list_instances(self, gpu: Gpu) -> list[Value]:
-        self._instances[gpu.device.uuid] = mig_instances(gpu)
+    def _list_instances(self, gpu: GpuDevice) -> list[Value]:
+        self._instances[gpu.uuid] = mig_instances(gpu)
         return []
 
 
@@ -331,23 +332,23 @@ class Gpm:
         self._samples: dict[str, tuple[Any, Any, bool]] = {}
         """By UUID: two alternating samples, the older one and the one to be written next; whether the older one is filled."""
 
-    def read(self, gpu: Gpu) -> list[Value]:
+    def read(self, gpu: GpuDevice) -> list[Value]:
         """Return the metrics of a GPU or a MIG instance since the last tick; none in the first one. Raises: NVMLError."""
-        uuid, handle = gpu.device.uuid, gpu.handle if gpu.parent is None else gpu.parent
+        uuid, handle = gpu.uuid, gpu.handle if gpu.parent is None else gpu.parent
         if uuid not in self._supported:
             self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
-        if not self._supported[uuid] or gpu.device.is_part_of_instance:
+        if not self._supported[uuid] or gpu.is_part_of_instance:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return values(**self._since_last(gpu, METRICS if gpu.parent is None else _MIG_METRICS))
 
-    def _since_last(self, gpu: Gpu, metrics: Mapping[str, tuple[int, float]]) -> dict[str, float]:
+    def _since_last(self, gpu: GpuDevice, metrics: Mapping[str, tuple[int, float]]) -> dict[str, float]:
         """Return those of the metrics that the driver can compute from the last sample and one taken now."""
-        key = gpu.device.uuid
+        key = gpu.uuid
         if key not in self._samples:
             self._samples[key] = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc(), False)
         old, new, filled = self._samples[key]
         if gpu.parent is not None:
-            pynvml.nvmlGpmMigSampleGet(gpu.parent, int(gpu.device.instance[0]), new)
+            pynvml.nvmlGpmMigSampleGet(gpu.parent, int(gpu.instance[0]), new)
         else:
             pynvml.nvmlGpmSampleGet(gpu.handle, new)
         self._samples[key] = (new, old, True)
@@ -385,7 +386,7 @@ class XidWatch:
         self._counts: dict[str, int] = {}
         self._last: dict[str, tuple[int, float]] = {}
 
-    def register(self, gpus: Sequence[Gpu]) -> None:
+    def register(self, gpus: Sequence[GpuDevice]) -> None:
         """Subscribe to these GPUs' errors, in place of an earlier subscription; GPUs without events are skipped."""
         self.close()
         with contextlib.suppress(pynvml.NVMLError):
@@ -393,8 +394,8 @@ class XidWatch:
         for gpu in gpus if self._events is not None else ():
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
-                self._uuids[_address(gpu.handle)] = gpu.device.uuid
-                self._counts.setdefault(gpu.device.uuid, 0)
+                self._uuids[_address(gpu.handle)] = gpu.uuid
+                self._counts.setdefault(gpu.uuid, 0)
 
     def close(self) -> None:
         """Unsubscribe; before NVML is shut down."""
@@ -415,10 +416,10 @@ class XidWatch:
                 if xid not in XIDS_OF_PROGRAMS or before in (0, *XIDS_OF_PROGRAMS) or now_s - at_s > _FAULT_STAYS_S:
                     self._last[uuid] = xid, now_s
 
-    def values(self, gpu: Gpu) -> list[Value]:
+    def values(self, gpu: GpuDevice) -> list[Value]:
         """Return a GPU's errors; nothing for one without events."""
-        number, at_s = self._last.get(gpu.device.uuid, (None, None))
-        count = self._counts.get(gpu.device.uuid)
+        number, at_s = self._last.get(gpu.uuid, (None, None))
+        count = self._counts.get(gpu.uuid)
         return values(xid_errors_total=count, last_xid=number, last_xid_timestamp_seconds=at_s)
 
 

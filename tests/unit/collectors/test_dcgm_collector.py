@@ -63,7 +63,7 @@ def collector(exporter: Exporter, *samples: Sample, clock=lambda: 0.0) -> DcgmCo
 
 def test_page_in_our_names_and_units() -> None:
     first, second = parse_page(PAGE).values()
-    assert first.gpu.device == GpuDevice(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", "00000000:1B:00.0", 0)
+    assert first.gpu == GpuDevice(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", "00000000:1B:00.0", 0)
     assert first.gpu.driver == "550.54.15"
     found = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in first.values()}
     assert {key: value for key, value in found.items() if key[0] != "throttled"} == pytest.approx(
@@ -115,10 +115,7 @@ def test_mig_instances_are_apart_from_their_gpu() -> None:
 
 def test_recorded_page_of_an_idle_l40s() -> None:
     (gpu,) = parse_page((PAGES / "l40s.txt").read_text()).values()
-    assert (
-        gpu.gpu.device == GpuDevice(0, "GPU-l40s", "NVIDIA L40S", "00000000:00:07.0", 0)
-        and gpu.gpu.driver == "595.58.03"
-    )
+    assert gpu.gpu == GpuDevice(0, "GPU-l40s", "NVIDIA L40S", "00000000:00:07.0", 0) and gpu.gpu.driver == "595.58.03"
     assert dict((name.removeprefix("gpuwatch_gpu_"), value) for name, value, _ in gpu.values()) == pytest.approx(
         {
             "utilization_ratio": 0,
@@ -148,7 +145,7 @@ def test_recorded_page_with_mig_gives_the_whole_gpus_values_once() -> None:
             ("sm_clock_hertz",): 1.41e9,
         }
     )
-    assert split.gpu.device.pci_bus_id == "" and dict(whole.fields)["DCGM_FI_DEV_POWER_USAGE"] == 55.942
+    assert split.gpu.pci_bus_id == "" and dict(whole.fields)["DCGM_FI_DEV_POWER_USAGE"] == 55.942
 
 
 def test_exporter_and_nvml_together(exporter: Exporter) -> None:
