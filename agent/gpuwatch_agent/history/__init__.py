@@ -320,11 +320,9 @@ class History:
         self._layout = ((), None)
 
     def _used_bytes(self) -> int:
-        pages, free, size = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+        used = "(page_count - freelist_count) * page_size"
+        query = f"SELECT {used} FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+        return int(self._connection.execute(query).fetchone()[0])
 
 
 _WITHOUT = "the agent continues without a history, and tries again"
