@@ -106,7 +106,7 @@ class ZmqReceiver:
 
     def __init__(self, endpoints: list[str], token: str | None = None) -> None:
         self.endpoints = tuple(sorted(endpoints, key=is_tcp))  # TCP's options are those of what is bound after them
-        self._locks: list[IO[str]] = []
+        self._locks: dict[Path, IO[str]] = {}
         self._context = zmq.Context()
         self._context.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)  # the monitor's too, which may have 1000 events more
         self._socket = self._context.socket(zmq.PULL)
@@ -150,7 +150,7 @@ class ZmqReceiver:
             if is_listened_to(path):  # binding would take its clients
                 lock.close()
                 raise ConfigError(f"--listen {endpoint}: another program listens there; choose another path")
-            self._locks.append(lock)
+            self._locks[path] = lock
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -179,9 +179,8 @@ class ZmqReceiver:
         self._monitor.close(0)  # not disabled: that waits for ZeroMQ's thread, which may wait for room among the events
         self._socket.close()
         self._context.term()
-        for endpoint, lock in zip(self.endpoints, self._locks, strict=False):
-            if endpoint.startswith("ipc://"):
-                Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+        for path, lock in self._locks.items():
+            path.unlink(missing_ok=True)
             lock.close()
 
 

@@ -167,10 +167,10 @@ class DcgmCollector(GpuCollector):
             processes = [sample for sample in super().collect() if sample.metric not in _OWN]
         except (GpuwatchError, TimeoutError):
             processes = []  # no driver here, as in a container without the GPU runtime: processes are not known
-        if self._clock() - self._read_s >= 1.0:
+        if self.clock() - self._read_s >= 1.0:
             self._page = {}
             self._page = self._thread.call(self._read)
-            self._read_s = self._clock()
+            self._read_s = self.clock()
         self._most_seen = max(self._most_seen, len(self._page))
         if not self._most_seen:
             raise NoData(f"the dcgm-exporter at {self.url} lists no GPU")

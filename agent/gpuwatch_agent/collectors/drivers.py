@@ -134,17 +134,11 @@ class Tier:
     """Readings of all GPUs, in one thread. A value is kept until it is read again, for three intervals at most."""
 
     def __init__(
-        self,
-        collector: DriverCollector,
-        clock: Callable[[], float],
-        deadline_s: float,
-        readings: Mapping[str, Read],
-        every_s: float,
+        self, collector: DriverCollector, deadline_s: float, readings: Mapping[str, Read], every_s: float
     ) -> None:
         self.thread = DeadlineThread(collector.library, deadline_s)
         self.current = ""  # the call in progress, for a timeout's message
-        self._collector = collector
-        self._clock = clock
+        self._collector, self._clock = collector, collector.clock
         self._readings = {name: Reading(read, every_s) for name, read in readings.items()}
         # written by the thread entry by entry; an entry is replaced whole, never changed
         self._values: dict[tuple[str, str], tuple[float, list[Value]]] = {}
@@ -219,10 +213,10 @@ class DriverCollector:
         fast: Mapping[str, Read],
         slow: Mapping[str, Read],
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._slow_wait_s = slow_wait_s
-        self.fast = Tier(self, clock, deadline_s, fast, _FAST_EVERY_S)
-        self.slow = Tier(self, clock, deadline_s, {**slow, PROCESSES: self._count_processes}, _SLOW_EVERY_S)
+        self.fast = Tier(self, deadline_s, fast, _FAST_EVERY_S)
+        self.slow = Tier(self, deadline_s, {**slow, PROCESSES: self._count_processes}, _SLOW_EVERY_S)
         self._driver = threading.Lock()
         """Held during a round of the slow tier, in which the library must not be restarted."""
         # written by the library's thread; replaced whole, never changed
@@ -306,7 +300,7 @@ class DriverCollector:
         """Return how old a GPU's process list is, 0 where there is none."""
         parts = self.parts(self._gpus)
         taken = next((self.slow.taken(gpu, PROCESSES) for gpu in parts if gpu.uuid == uuid), None)
-        return 0.0 if taken is None else max(0.0, self._clock() - taken[0])
+        return 0.0 if taken is None else max(0.0, self.clock() - taken[0])
 
     def _count_processes(self, gpu: GpuDevice) -> list[Value]:
         listed = self._processes[gpu.uuid] = self.list_processes(gpu)
@@ -318,7 +312,7 @@ class DriverCollector:
 
     def _tick(self) -> None:
         """Read every GPU; list them again where one is missing, or a handle may be invalid."""
-        now_s = self._clock()
+        now_s = self.clock()
         healthy = self._poll()
         if not healthy and now_s >= self._retry_due_s and self._driver.acquire(blocking=False):
             try:
