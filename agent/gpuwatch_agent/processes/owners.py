@@ -7,6 +7,7 @@ import pwd
 import re
 import time
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -86,8 +87,13 @@ def allowed(environ: bytes) -> dict[str, str]:
         name, _, value = entry.partition(b"=")
         text = name.decode("ascii", "replace")
         if text in _NAMES and value:
-            found[text] = "".join(c for c in value.decode("utf-8", "replace")[:_MOST_TEXT] if c.isprintable())
+            found[text] = printable(value.decode("utf-8", "replace")[:_MOST_TEXT])
     return found
+
+
+def printable(text: str) -> str:
+    """Return a text without the characters that are not printable."""
+    return "".join(filter(str.isprintable, text))
 
 
 def combine(user: str, group: Owner, variables: dict[str, str]) -> Owner:
@@ -123,12 +129,11 @@ class OwnerCache:
         self._procfs = procfs
         self._clock = clock
         self._known: dict[int, tuple[int, float, Owner]] = {}  # (uid, when it was read, owner)
-        self._requested: set[int] = set()
-        self._users: dict[int, tuple[float, str]] = {}
+        self._requested: dict[int, tuple[int, float, Owner]] = {}  # of these, what this tick has requested
+        self._user = lru_cache(_user)
 
     def owner(self, pid: int) -> Owner:
         """Return a process's owner; `NO_OWNER` for one that is gone or not readable."""
-        self._requested.add(pid)
         directory = self._procfs / str(pid)
         try:
             status = directory.stat()
@@ -136,29 +141,24 @@ class OwnerCache:
             return NO_OWNER
         now_s = self._clock()
         known = self._known.get(pid)
-        if known is not None and known[0] == status.st_uid and now_s - known[1] < _GOOD_FOR_S:
-            return known[2]
-        group = parse_cgroup(_read(directory / "cgroup").decode("utf-8", "replace"))
-        owner = combine(self._user(status.st_uid, now_s), group, allowed(_read(directory / "environ")))
-        self._known[pid] = (status.st_uid, now_s, owner)
-        return owner
+        if known is None or known[0] != status.st_uid or now_s - known[1] >= _GOOD_FOR_S:
+            group = parse_cgroup(_read(directory / "cgroup").decode("utf-8", "replace"))
+            user = self._user(status.st_uid, now_s // _USER_GOOD_FOR_S)
+            known = (status.st_uid, now_s, combine(user, group, allowed(_read(directory / "environ"))))
+        self._known[pid] = self._requested[pid] = known
+        return known[2]
 
     def begin_tick(self) -> None:
         """Drop those not requested in the last tick: a reused pid is another process."""
-        for pid in self._known.keys() - self._requested:
-            del self._known[pid]
-        self._requested.clear()
+        self._known, self._requested = self._requested, {}
 
-    def _user(self, uid: int, now_s: float) -> str:
-        """Return a user's name, or number. Cached: the user database may be across a network."""
-        known = self._users.get(uid)
-        if known is None or now_s - known[0] >= _USER_GOOD_FOR_S:
-            try:
-                name = pwd.getpwuid(uid).pw_name
-            except KeyError:
-                name = str(uid)
-            known = self._users[uid] = (now_s, name)
-        return known[1]
+
+def _user(uid: int, period: float) -> str:
+    """Return a user's name, or number. Cached for a period: the user database may be across a network."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _read(path: Path) -> bytes:
