@@ -244,22 +244,18 @@ class GpuCollector(DriverCollector):
         super().__init__(clock, deadline_s, slow_wait_s, fast, slow)
         self._wall_clock = wall_clock
         self._xids = XidWatch(wall_clock)
-        self._initialised = False
 
     def start(self) -> Iterator[GpuDevice | str]:
         self._gpm = Gpm()
-        if self._initialised:
-            self._initialised = False
-            self._xids.close()
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+        self._xids.close()
+        with contextlib.suppress(pynvml.NVMLError):  # it was not started yet
+            pynvml.nvmlShutdown()
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
         except pynvml.NVMLError as error:
             if error.value in _NO_DRIVER:
                 raise NoData(_NO_DRIVER[error.value]) from error
             raise
-        self._initialised = True
         driver = pynvml.nvmlSystemGetDriverVersion()
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -333,27 +329,26 @@ class Gpm:
         """By UUID: two alternating samples, the older one and the one to be written next; whether the older one is filled."""
 
     def read(self, gpu: GpuDevice) -> list[Value]:
-        """Return the metrics of a GPU or a MIG instance since the last tick; none in the first one. Raises: NVMLError."""
+        """Return those metrics of a GPU or a MIG instance since the last tick that the driver can compute; none in the first one.
+
+        Raises: NVMLError.
+        """
         uuid, handle = gpu.uuid, gpu.handle if gpu.parent is None else gpu.parent
         if uuid not in self._supported:
             self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
         if not self._supported[uuid] or gpu.is_part_of_instance:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return values(**self._since_last(gpu, METRICS if gpu.parent is None else _MIG_METRICS))
-
-    def _since_last(self, gpu: GpuDevice, metrics: Mapping[str, tuple[int, float]]) -> dict[str, float]:
-        """Return those of the metrics that the driver can compute from the last sample and one taken now."""
-        key = gpu.uuid
-        if key not in self._samples:
-            self._samples[key] = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc(), False)
-        old, new, filled = self._samples[key]
+        if uuid not in self._samples:
+            self._samples[uuid] = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc(), False)
+        old, new, filled = self._samples[uuid]
         if gpu.parent is not None:
             pynvml.nvmlGpmMigSampleGet(gpu.parent, int(gpu.instance[0]), new)
         else:
             pynvml.nvmlGpmSampleGet(gpu.handle, new)
-        self._samples[key] = (new, old, True)
+        self._samples[uuid] = (new, old, True)
         if not filled:
-            return {}
+            return []
+        metrics = METRICS if gpu.parent is None else _MIG_METRICS
         asked = pynvml.c_nvmlGpmMetricsGet_t()
         asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         asked.numMetrics = len(metrics)
@@ -361,11 +356,12 @@ class Gpm:
         for place, (metric_id, _) in enumerate(metrics.values()):
             asked.metrics[place].metricId = metric_id
         pynvml.nvmlGpmMetricsGet(asked)
-        return {
+        found = {
             name: answer.value * factor
             for (name, (_, factor)), answer in zip(metrics.items(), asked.metrics, strict=False)
             if answer.nvmlReturn == pynvml.NVML_SUCCESS and math.isfinite(answer.value)
         }
+        return values(**found)
 
 
 _MOST_A_TICK = 64
