@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from gpuwatch.alerting.thresholds import SHARED, AlertThresholds, Prices
 from gpuwatch.diagnosis.thresholds import Thresholds
-from gpuwatch.errors import ConfigError, require
+from gpuwatch.errors import ConfigError, require, usable
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
@@ -81,11 +81,8 @@ SECTIONS: dict[str, type[Any]] = {field.encode_name: type(field.default) for fie
 
 def read_config(path: Path) -> Config:
     """Return the configuration in a file. Raises: ConfigError naming the file, the section and the key; MissingExtra."""
-    try:
+    with usable(f"--config {path}", "name a TOML file that can be read"):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise ConfigError(f"--config {path}: {reason}; name a TOML file that can be read") from error
     return parse_config(text, str(path))
 
 

@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 import zmq
 
-from gpuwatch.errors import ConfigError
+from gpuwatch.errors import ConfigError, usable
 from gpuwatch.wire import MAX_MESSAGE_BYTES
 from gpuwatch.wire.endpoint import is_listened_to, is_tcp
 
@@ -204,11 +204,9 @@ def _peer(frame: zmq.Frame) -> Peer:
 
 
 def _lock(path: Path) -> IO[str]:
-    try:
+    with usable(f"--listen ipc://{path}", "choose a folder that you may write in"):
         path.parent.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
         status = path.parent.lstat()
-    except OSError as error:
-        raise ConfigError(f"--listen ipc://{path}: {error.strerror}; choose a folder that you may write in") from error
     foreign = stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid()
     if foreign and path.parent.parent == Path("/tmp"):  # a user can create a folder there in another one's name
         raise ConfigError(f"{path.parent} belongs to another user; remove it, or choose another endpoint with --listen")
@@ -217,10 +215,8 @@ def _lock(path: Path) -> IO[str]:
 
 def lock_beside(path: Path, option: str) -> IO[str]:
     """Return the open lock file of what one agent alone may use. Raises: ConfigError, naming the option."""
-    try:
+    with usable(option, "choose a file that you may write to"):
         handle = path.with_name(f"{path.name}.lock").open("a")
-    except OSError as error:
-        raise ConfigError(f"{option}: {error.strerror}; choose a file that you may write to") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO
 
-from gpuwatch.errors import ConfigError
+from gpuwatch.errors import ConfigError, usable
 from gpuwatch.wire.sockets import lock_beside
 
 logger = logging.getLogger(__name__)
@@ -51,10 +51,8 @@ def lock_history(path: Path) -> IO[str]:
     """Return the open lock file of the agent that writes the history. Raises: ConfigError."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"--history {path} is a folder, or no regular file; name one, e.g. {path / 'history.db'}")
-    try:
+    with usable(f"--history {path}", "choose a file that you may write to"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--history {path}: {error.strerror}; choose a file that you may write to") from error
     return lock_beside(path, f"--history {path}")
 
 
