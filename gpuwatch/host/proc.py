@@ -188,7 +188,7 @@ class Stat(NamedTuple):
     cpu_s: float  # user and system
     threads: int
     start_ticks: int  # clock ticks since boot
-    resident_bytes: int
+    resident_bytes: int  # shared pages included
 
     @property
     def alive(self) -> bool:
@@ -275,11 +275,6 @@ def private_bytes(pid: int, procfs: Path = PROC) -> int:
     if not private:
         raise NoData(f"process {pid} has no figures of its private memory")
     return sum(private)
-
-
-def resident_bytes(pid: int | str, procfs: Path = PROC) -> int:
-    """Return a process's resident memory, shared pages included. Source: statm, proc_pid_statm(5)."""
-    return read(f"{procfs}/{pid}/statm", lambda text: int(text.split()[1]) * PAGE_BYTES)
 
 
 def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:

@@ -218,7 +218,7 @@ def agent_process(roots: Roots) -> Iterable[Sample]:
     """Yield gpuwatch_agent_cpu_seconds_total (of all threads) and gpuwatch_agent_resident_memory_bytes."""
     yield Sample("gpuwatch_agent_cpu_seconds_total", time.process_time())
     with contextlib.suppress(NoData):  # another pid namespace's /proc, in which the agent is not
-        yield Sample("gpuwatch_agent_resident_memory_bytes", proc.resident_bytes("self", roots.procfs))
+        yield Sample("gpuwatch_agent_resident_memory_bytes", proc.stat("self", roots.procfs).resident_bytes)
 
 
 READS = (load, pressure, memory, shm, disk, network, infiniband, agent_process)

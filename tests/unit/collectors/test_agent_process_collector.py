@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch.host.proc import PAGE_BYTES, resident_bytes
+from gpuwatch.host.proc import PAGE_BYTES, stat
 from gpuwatch_agent.collectors.node import OfNode, agent_process
 
 
@@ -27,6 +27,6 @@ def test_memory_is_absent_where_proc_does_not_have_the_agent(bare, values):
 
 def test_odd_text(tmp_path):
     (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "statm").write_text("91245\n")
-    with pytest.raises(NoData, match="statm"):
-        resident_bytes("self", tmp_path)
+    (tmp_path / "self" / "stat").write_text("91245\n")
+    with pytest.raises(NoData, match="stat"):
+        stat("self", tmp_path)
