@@ -72,7 +72,7 @@ def usable(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
         raise ConfigError(f"{what}: {reason}; {remedy}") from error
 
 

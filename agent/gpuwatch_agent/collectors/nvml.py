@@ -329,7 +329,7 @@ class Gpm:
         """By UUID: two alternating samples, the older one and the one to be written next; whether the older one is filled."""
 
     def read(self, gpu: GpuDevice) -> list[Value]:
-        """Return those metrics of a GPU or a MIG instance since the last tick that the driver can compute; none in the first one.
+        """Return the metrics of a GPU or MIG instance since the last tick that the driver has; none in the first one.
 
         Raises: NVMLError.
         """

@@ -173,7 +173,7 @@ class HistoryReader:
     def steps(
         self, run: str, rank: int, points: int, start_s: float = -EVER_S, end_s: float = EVER_S
     ) -> api.Steps | None:
-        """Return the steps that began between `start_s` and `end_s`, by default all, as `downsample` does; None without any."""
+        """Return the steps that began between two times, by default all, as `downsample` does; None without any."""
         # a message is sent after its steps
         where, values = "run = ? AND rank = ? AND time_ms >= ?", (run, rank, int(start_s * 1000))
         # the ids first: sorted together with their blobs, all of them would be read twice
