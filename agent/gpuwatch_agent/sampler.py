@@ -64,9 +64,8 @@ class Sampler:
         self._boot_id = boot_id
         self._full = settings.series == "full"
         self._served = exporter.Served(self._full)
-        collectors = build(roots, settings)
-        self._gpu_collector = gpu_source(collectors)
-        self._collectors = CollectorRunner(collectors)
+        self._gpu_collector = gpu_source(roots, settings)
+        self._collectors = CollectorRunner(build(roots, self._gpu_collector))
         self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
         self._runs = RunRegistry(boot_id, self._table.alive, self._table.is_peer)
         self._allocations = AllocationWatch(Path(settings.allocations), Path(settings.pod_resources))

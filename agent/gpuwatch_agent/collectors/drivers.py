@@ -201,7 +201,6 @@ class DriverCollector:
     `list_processes`, `fate`.
     """
 
-    name = "gpu"
     library: str
     error: type[Exception]
 

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,21 +23,6 @@ class Roots:
     procfs: Path = Path(DEFAULTS.procfs)
     sysfs: Path = Path(DEFAULTS.sysfs)
     shm: Path = Path(DEFAULTS.shm)
-
-
-@dataclass(frozen=True)
-class OfNode:
-    """The collector of a function that reads the kernel's file systems, by the function's name."""
-
-    read: Callable[[Roots], Iterable[Sample]]
-    roots: Roots
-
-    @property
-    def name(self) -> str:
-        return self.read.__name__
-
-    def collect(self) -> Iterable[Sample]:
-        return self.read(self.roots)
 
 
 def read_text(path: Path) -> str:
@@ -73,8 +58,6 @@ def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
 
 class CpuCollector:
     """gpuwatch_cpu_seconds_total and gpuwatch_cpu_cores."""
-
-    name = "cpu"
 
     def __init__(self, roots: Roots, ticks_per_s: int = proc.TICKS_PER_S) -> None:
         self._roots = roots
@@ -222,4 +205,4 @@ def agent_process(roots: Roots) -> Iterable[Sample]:
 
 
 READS = (load, pressure, memory, shm, disk, network, infiniband, agent_process)
-"""The functions that are collectors, in the order in which they run."""
+"""The functions that are collectors, by their names, in the order in which they run."""

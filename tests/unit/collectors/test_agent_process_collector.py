@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import PAGE_BYTES, stat
-from gpuwatch_agent.collectors.node import OfNode, agent_process
+from gpuwatch_agent.collectors.node import agent_process
 
 
 @pytest.fixture(autouse=True)
@@ -13,14 +15,14 @@ def cpu_time(monkeypatch):
 
 
 def test_values(node, values):
-    assert values(OfNode(agent_process, node)) == {
+    assert values(partial(agent_process, node)) == {
         ("gpuwatch_agent_cpu_seconds_total",): 1.25,
         ("gpuwatch_agent_resident_memory_bytes",): 15260 * PAGE_BYTES,
     }
 
 
 def test_memory_is_absent_where_proc_does_not_have_the_agent(bare, values):
-    assert values(OfNode(agent_process, bare)) == {
+    assert values(partial(agent_process, bare)) == {
         ("gpuwatch_agent_cpu_seconds_total",): 1.25,
     }
 
