@@ -214,8 +214,9 @@ def _lock(path: Path) -> IO[str]:
 
 
 def lock_beside(path: Path, option: str) -> IO[str]:
-    """Return the open lock file of what one agent alone may use. Raises: ConfigError, naming the option."""
+    """Return the open lock file of what one agent alone may use. Makes its folder. Raises: ConfigError, naming the option."""
     with usable(option, "choose a file that you may write to"):
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.with_name(f"{path.name}.lock").open("a")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

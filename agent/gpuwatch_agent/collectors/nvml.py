@@ -9,7 +9,6 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pynvml
@@ -72,37 +71,39 @@ def describe(index: int, handle: Handle, driver: str) -> GpuDevice:
     return GpuDevice(index, uuid, _text(name), _text(bus_id), minor, handle=handle, driver=driver)
 
 
-def memory(handle: Handle) -> list[Value]:
+def memory(gpu: GpuDevice) -> list[Value]:
     """Return memory in use and in all, without what the driver reserves for itself: drivers before 510 count that as used."""
     call = "nvmlDeviceGetMemoryInfo"
-    info = _newest(handle, (call, pynvml.nvmlMemory_v2), (call,))
+    info = _newest(gpu.handle, (call, pynvml.nvmlMemory_v2), (call,))
     return values(memory_used_bytes=info.used, memory_total_bytes=info.total)
 
 
-def temperature(handle: Handle) -> list[Value]:
+def temperature(gpu: GpuDevice) -> list[Value]:
     """Return the core's temperature. The call tried first is to go with CUDA 14."""
     calls = ((name, pynvml.NVML_TEMPERATURE_GPU) for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"))
-    return values(temperature_celsius=_newest(handle, *calls))
+    return values(temperature_celsius=_newest(gpu.handle, *calls))
 
 
-def throttled(handle: Handle) -> list[Value]:
+def throttled(gpu: GpuDevice) -> list[Value]:
     """Return the reasons for lower clocks. Drivers before 535 know the call by its old name."""
     new, old = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
-    return throttle_values(_newest(handle, (new,), (old,)))
+    return throttle_values(_newest(gpu.handle, (new,), (old,)))
 
 
-FAST: Mapping[str, Callable[[Handle], list[Value]]] = {
+FAST: Mapping[str, Read] = {
     # share of the driver's sample period (1/6 to 1 s) with a kernel running; not supported under MIG
-    "utilization": lambda gpu: values(utilization_ratio=pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+    "utilization": lambda gpu: values(utilization_ratio=pynvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100),
     "memory": memory,
     # of the board, in mW: the mean of the last second on Ampere and later
-    "power": lambda gpu: values(power_watts=pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+    "power": lambda gpu: values(power_watts=pynvml.nvmlDeviceGetPowerUsage(gpu.handle) / 1000),
     # since the driver was loaded, in mJ
-    "energy": lambda gpu: values(driver_energy_joules_total=pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
+    "energy": lambda gpu: values(
+        driver_energy_joules_total=pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle) / 1000
+    ),
     "temperature": temperature,
     "throttled": throttled,
     # of the multiprocessors, in MHz
-    "clock": lambda gpu: values(sm_clock_hertz=pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) * 1e6),
+    "clock": lambda gpu: values(sm_clock_hertz=pynvml.nvmlDeviceGetClockInfo(gpu.handle, pynvml.NVML_CLOCK_SM) * 1e6),
 }
 """Read in every tick, each in microseconds; anything slower belongs to the slow tier."""
 
@@ -131,12 +132,12 @@ def sm_utilization(handle: Handle, since_s: float) -> dict[int, float] | None:
     return {sample.pid: sample.smUtil / 100 for sample in samples}
 
 
-def ecc_errors(handle: Handle) -> list[Value]:
+def ecc_errors(gpu: GpuDevice) -> list[Value]:
     """Return memory errors since the driver was loaded. Not supported where ECC is off."""
     corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     found: list[Value] = []
     for kind, code in (("corrected", corrected), ("uncorrected", uncorrected)):
-        errors = pynvml.nvmlDeviceGetTotalEccErrors(handle, code, pynvml.NVML_VOLATILE_ECC)
+        errors = pynvml.nvmlDeviceGetTotalEccErrors(gpu.handle, code, pynvml.NVML_VOLATILE_ECC)
         found += values(kind, ecc_errors_total=errors)
     return found
 
@@ -144,25 +145,25 @@ def ecc_errors(handle: Handle) -> list[Value]:
 _LINK_ERRORS = [getattr(pynvml, f"NVML_NVLINK_ERROR_DL_{x}") for x in ("REPLAY", "RECOVERY", "CRC_FLIT", "CRC_DATA")]
 
 
-def nvlinks(handle: Handle) -> list[Value]:
+def nvlinks(gpu: GpuDevice) -> list[Value]:
     """Return the errors of the NVLinks that are up; nothing for a GPU without any."""
     errors: list[int] = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            is_up = bool(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+            is_up = bool(pynvml.nvmlDeviceGetNvLinkState(gpu.handle, link))
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
             break  # there are no more
         for counter in _LINK_ERRORS if is_up else ():
             with contextlib.suppress(pynvml.NVMLError_NotSupported):
-                errors.append(pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
+                errors.append(pynvml.nvmlDeviceGetNvLinkErrorCounter(gpu.handle, link, counter))
     return values(nvlink_errors_total=sum(errors) if errors else None)
 
 
-def nvlink_bytes(handle: Handle) -> list[Value]:
+def nvlink_bytes(gpu: GpuDevice) -> list[Value]:
     """Return the data over all NVLinks since the driver was loaded. NVML's unit is KiB."""
     fields = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
     all_links = 0xFFFFFFFF
-    answers = pynvml.nvmlDeviceGetFieldValues(handle, [(each, all_links) for each in fields])
+    answers = pynvml.nvmlDeviceGetFieldValues(gpu.handle, [(each, all_links) for each in fields])
     sent, received = (a.value.ullVal * 1024 if a.nvmlReturn == pynvml.NVML_SUCCESS else None for a in answers)
     return values(nvlink_transmit_bytes_total=sent, nvlink_receive_bytes_total=received)
 
@@ -190,9 +191,9 @@ def mig_instances(gpu: GpuDevice) -> tuple[float, list[GpuDevice]]:
     return max(0, left) / slices if found else 1.0, found
 
 
-SLOW: Mapping[str, Callable[[Handle], list[Value]]] = {
+SLOW: Mapping[str, Read] = {
     # packets that were sent again: a riser, a slot or a cable that does not hold its speed
-    "pcie_replays": lambda gpu: values(pcie_replays_total=pynvml.nvmlDeviceGetPcieReplayCounter(gpu)),
+    "pcie_replays": lambda gpu: values(pcie_replays_total=pynvml.nvmlDeviceGetPcieReplayCounter(gpu.handle)),
     "ecc_errors": ecc_errors,
     "nvlinks": nvlinks,
     "nvlink_bytes": nvlink_bytes,
@@ -215,10 +216,6 @@ _NO_DRIVER = {
 _SAMPLED_S = 11.0  # the process lists' interval, and a second
 
 
-def _of_handle(read: Callable[[Handle], list[Value]], gpu: GpuDevice) -> list[Value]:
-    return read(gpu.handle)
-
-
 class GpuCollector(DriverCollector):
     """NVIDIA's GPUs; with `only_processes`, the processes on them and their XID errors."""
 
@@ -238,9 +235,8 @@ class GpuCollector(DriverCollector):
         fast: dict[str, Read] = {"xids": self._read_xids}
         slow: dict[str, Read] = {"mig_instances": self._list_instances}
         if not only_processes:
-            fast |= {name: partial(_of_handle, read) for name, read in FAST.items()}
-            fast["gpm"] = lambda gpu: self._gpm.read(gpu)
-            slow |= {name: partial(_of_handle, read) for name, read in SLOW.items()}
+            fast |= {**FAST, "gpm": lambda gpu: self._gpm.read(gpu)}
+            slow |= SLOW
         super().__init__(clock, deadline_s, slow_wait_s, fast, slow)
         self._wall_clock = wall_clock
         self._xids = XidWatch(wall_clock)

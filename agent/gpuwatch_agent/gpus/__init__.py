@@ -124,17 +124,14 @@ class _Followed:
 class RunsOnGpu:
     """The runs on a GPU. True while there is one, or one that left and whose time is not booked yet."""
 
-    def __init__(self, ledger: st.Ledger) -> None:
+    def __init__(self, ledger: st.Ledger, awaited: Sequence[OwnerRecord] = ()) -> None:
+        """`awaited` held the GPU when a former agent stopped: their next messages cover the time without an agent."""
         self._ledger = ledger
         self._followed: dict[_Key, _Followed] = {}
-        self._awaited: dict[_Key, OwnerRecord] = {}
+        self._awaited: dict[_Key, OwnerRecord] = {(owner.run, owner.rank): owner for owner in awaited}
 
     def __bool__(self) -> bool:
         return bool(self._followed)
-
-    def await_owners(self, owners: Sequence[OwnerRecord]) -> None:
-        """Set the runs that held the GPU when a former agent stopped: their next messages cover the time without an agent."""
-        self._awaited = {(owner.run, owner.rank): owner for owner in owners}
 
     def resume_awaited(self, running: Sequence[Run]) -> bool:
         """Follow those awaited runs that hold the GPU now; return whether there is one."""
@@ -357,7 +354,7 @@ class GpuAccount:
         account.ledger.restore(*record.ledger)
         account.ledger.energy, account.shared_s = record.energy, record.shared_s
         if record.owners:
-            account.following.await_owners(record.owners)
+            account.following = RunsOnGpu(account.ledger, record.owners)
             account._await_until_ns = now_ns + AWAIT_NS
         else:
             account._free = record.free

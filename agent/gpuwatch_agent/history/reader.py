@@ -23,7 +23,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.gpus import GpuRecord
 from gpuwatch_agent.history.downsample import TIMES, Batch, StepMinute, downsample, joined
-from gpuwatch_agent.history.file import check_readable, connect_readonly
+from gpuwatch_agent.history.file import SCHEMA_VERSION, connect_readonly
 from gpuwatch_agent.runs import Run, read_record
 from gpuwatch_agent.runs.views import run_view
 
@@ -50,8 +50,16 @@ class HistoryReader:
 
     @classmethod
     def checked(cls, path: Path) -> HistoryReader:
-        """Return the reader of a file that a user names. Raises: ConfigError for one that is no history."""
-        check_readable(path)
+        """Return the reader of a file that a user names. Raises: ConfigError for one that is no history of this version."""
+        if not path.is_file():
+            raise ConfigError(f"--history {path}: there is no such file; /api/v1/status of an agent has its path")
+        try:
+            with closing(connect_readonly(path)) as connection:
+                version = connection.execute("PRAGMA user_version").fetchone()[0]
+        except sqlite3.Error as error:
+            raise ConfigError(f"--history {path} cannot be read: {error}; name an agent's history.db") from error
+        if version != SCHEMA_VERSION:
+            raise ConfigError(f"--history {path} is no history that this gpuwatch knows; name an agent's history.db")
         return cls(path)
 
     def records(self) -> list[Run]:
