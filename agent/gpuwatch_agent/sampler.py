@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 _TRIM_EVERY = 60
+_CHECK_EVERY, _FIRST_CHECK = 3600, 600  # ticks
 _CLOCK_SET_NS = 1_000_000_000
 _REJECTED = ("malformed", "version", "too_large", "impossible", "too_many_runs")
 """Reasons of rejected messages that exist from the start, at 0."""
@@ -116,6 +117,8 @@ class Sampler:
                 self.ticked_s = time.monotonic()
             with self._part("history"):
                 self.writer.tidy(self._retention_s(), self._ticks_done % _TRIM_EVERY == 0)
+                if self._ticks_done % _CHECK_EVERY == _FIRST_CHECK and not self.writer.waiting:  # else its disk hangs
+                    threading.Thread(target=self._history.check, name="history check", daemon=True).start()
             if last:
                 return
             self._ticks_done += 1
