@@ -214,7 +214,7 @@ def _lock(path: Path) -> IO[str]:
 
 
 def lock_beside(path: Path, option: str) -> IO[str]:
-    """Return the open lock file of what one agent alone may use. Makes its folder. Raises: ConfigError, naming the option."""
+    """Return the open lock file of what one agent alone may use; makes its folder. Raises: ConfigError."""
     with usable(option, "choose a file that you may write to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.with_name(f"{path.name}.lock").open("a")

@@ -50,7 +50,7 @@ class HistoryReader:
 
     @classmethod
     def checked(cls, path: Path) -> HistoryReader:
-        """Return the reader of a file that a user names. Raises: ConfigError for one that is no history of this version."""
+        """Return the reader of a file that a user names. Raises: ConfigError for one that this version cannot read."""
         if not path.is_file():
             raise ConfigError(f"--history {path}: there is no such file; /api/v1/status of an agent has its path")
         try:

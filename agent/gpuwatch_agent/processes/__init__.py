@@ -7,18 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpuwatch import wire
 from gpuwatch.errors import NoData
 from gpuwatch.host import cgroup, proc
 from gpuwatch_agent.deadline import DeadlineThread
-from gpuwatch_agent.processes.owners import OwnerCache
+from gpuwatch_agent.processes.owners import NO_OWNER, Owner, read_owner, user_name
 
 T = TypeVar("T")
 _Identity = tuple[int, int, int]
-_SEARCH_EVERY_TICKS = 5
-_GROUPS_EVERY_TICKS = 10
 _MOST_KNOWN = 4096
 _MOST_PARENTS = 8
 SHM_DEADLINE_S = 2.0
@@ -85,25 +83,26 @@ class ProcessTable:
         self._host_pids: dict[_Identity, int] = {}
         self.stat = cache(lambda pid: self.read(proc.stat, pid))
         """Returns a process's state and usage by pid, as of this tick; None for one that is gone."""
-        self._find = cache(self._find_now)
+        self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
-        self._groups = cache(self._read_groups)
+        self._groups, self._owner, self._user = cache(self._read_groups), cache(self._read_owner), cache(user_name)
+        self._good_for_ticks: dict[Any, int] = {
+            **dict.fromkeys((self._find, self.stat, self._quota, self._room), 1),
+            self._searched: 5,
+            self._groups: 10,
+            self._owner: 30,
+            self._user: 600,
+        }
         self._ticks = 0
-        self._unfound: dict[_Identity, int] = {}  # ticks to go before a container's process is searched for again
         self._seen: set[int] = set()
-        self._owners = OwnerCache(procfs)
-        self.owner = self._owners.owner
         self._shm = _ShmReader(procfs, host_shm)
 
     def begin_tick(self) -> None:
-        """Start a new tick: what was found is valid for one, the folders of control groups for ten."""
-        for found in (self._find, self.stat, self._quota, self._room):
-            found.cache_clear()
-        if self._ticks % _GROUPS_EVERY_TICKS == 0:
-            self._groups.cache_clear()
+        """Start a new tick: what was found is valid for one, or more."""
+        for found, ticks in self._good_for_ticks.items():
+            if self._ticks % ticks == 0:
+                found.cache_clear()
         self._ticks += 1
-        self._owners.begin_tick()
-        self._unfound = {key: ticks - 1 for key, ticks in self._unfound.items() if ticks > 1}
         if len(self._host_pids) > _MOST_KNOWN:
             self._host_pids.clear()
 
@@ -116,12 +115,8 @@ class ProcessTable:
         pid = self._host_pids.get(process)
         if pid is None and namespace in (0, self._namespace):
             pid = number
-        elif pid is None and process not in self._unfound:
-            pid = self._search(namespace, number)
-            if pid is None:
-                self._unfound[process] = _SEARCH_EVERY_TICKS
-            else:
-                self._host_pids[process] = pid
+        elif pid is None and (pid := self._searched(process)) is not None:
+            self._host_pids[process] = pid
         stat = None if pid is None else self.stat(pid)
         return pid if stat is not None and stat.alive and stat.start_ticks == start_ticks else None
 
@@ -164,6 +159,18 @@ class ProcessTable:
     def read(self, reader: Callable[[int, Path], T], pid: int) -> T | None:
         """Return what a reader of `gpuwatch.host.proc` gives for a process; None where it is not readable."""
         return proc.optional(reader, pid, self.procfs)
+
+    def owner(self, pid: int) -> Owner:
+        """Return a process's owner as of the last thirty ticks; `NO_OWNER` for one that is gone or not readable."""
+        try:
+            uid = (self.procfs / str(pid)).stat().st_uid
+        except OSError:
+            return NO_OWNER
+        stat = self.stat(pid)  # a number that is given again is another process's
+        return self._owner(pid, uid, None if stat is None else stat.start_ticks)
+
+    def _read_owner(self, pid: int, uid: int, start_ticks: int | None) -> Owner:
+        return read_owner(self.procfs / str(pid), self._user(uid))
 
     def allowed_cores(self, pid: int) -> int | None:
         """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""

@@ -5,9 +5,7 @@ Other variables are not kept, and command lines are never read.
 
 import pwd
 import re
-import time
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -76,8 +74,6 @@ POD_HOSTNAME = "HOSTNAME"  # read in a pod only, where the kubelet sets it to th
 _NAMES = frozenset(name for names in ENVIRONMENT.values() for name in names) | {POD_HOSTNAME}
 _MOST_ENVIRONMENT = 1 << 20
 _MOST_TEXT = 128
-_GOOD_FOR_S = 30.0
-_USER_GOOD_FOR_S = 600.0
 
 
 def allowed(environ: bytes) -> dict[str, str]:
@@ -122,39 +118,14 @@ def together(owners: Iterable[Owner]) -> Owner:
     return Owner(**{name: found[0] if len(found) == 1 else (SHARED if found else "") for name, found in values.items()})
 
 
-class OwnerCache:
-    """Owners of processes by pid, each read at most every 30 s."""
-
-    def __init__(self, procfs: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._procfs = procfs
-        self._clock = clock
-        self._known: dict[int, tuple[int, float, Owner]] = {}  # (uid, when it was read, owner)
-        self._requested: dict[int, tuple[int, float, Owner]] = {}  # of these, what this tick has requested
-        self._user = lru_cache(_user)
-
-    def owner(self, pid: int) -> Owner:
-        """Return a process's owner; `NO_OWNER` for one that is gone or not readable."""
-        directory = self._procfs / str(pid)
-        try:
-            status = directory.stat()
-        except OSError:
-            return NO_OWNER
-        now_s = self._clock()
-        known = self._known.get(pid)
-        if known is None or known[0] != status.st_uid or now_s - known[1] >= _GOOD_FOR_S:
-            group = parse_cgroup(_read(directory / "cgroup").decode("utf-8", "replace"))
-            user = self._user(status.st_uid, now_s // _USER_GOOD_FOR_S)
-            known = (status.st_uid, now_s, combine(user, group, allowed(_read(directory / "environ"))))
-        self._known[pid] = self._requested[pid] = known
-        return known[2]
-
-    def begin_tick(self) -> None:
-        """Drop those not requested in the last tick: a reused pid is another process."""
-        self._known, self._requested = self._requested, {}
+def read_owner(folder: Path, user: str) -> Owner:
+    """Return the owner of a user's process by its folder in /proc."""
+    group = parse_cgroup(_read(folder / "cgroup").decode("utf-8", "replace"))
+    return combine(user, group, allowed(_read(folder / "environ")))
 
 
-def _user(uid: int, period: float) -> str:
-    """Return a user's name, or number. Cached for a period: the user database may be across a network."""
+def user_name(uid: int) -> str:
+    """Return a user's name, or number. To be cached: the user database may be across a network."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
