@@ -63,8 +63,11 @@ class DcgmGpu:
     instances: dict[str, dict[str, float]] = field(default_factory=dict)
     """Of its MIG instances, by GPU_I_ID. Values of the whole GPU (power, clocks), which the exporter repeats for each, are in `fields`."""
 
-    def values(self) -> list[Value]:
-        """Return the values under our names; what the exporter does not have is absent."""
+    def values(self, part: GpuDevice) -> list[Value]:
+        """Return the values of the GPU or a MIG instance of it under our names; what the exporter does not have is absent."""
+        if part.instance[0]:
+            fields = {n: f for n, f in _MIG_FIELDS.items() if not (part.is_part_of_instance and "_PROF_" in n)}
+            return _in_our_units(self.instances.get(part.instance[0], {}), fields)
         have = self.fields
         found = _in_our_units(have, FIELDS)
         if "DCGM_FI_DEV_FB_TOTAL" not in have and {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"} <= have.keys():
@@ -73,11 +76,6 @@ class DcgmGpu:
         if reasons is not None:
             found += throttle_values(int(reasons))
         return found + values(last_xid=have.get("DCGM_FI_DEV_XID_ERRORS") or None)  # 0 before the first
-
-    def instance_values(self, device: GpuDevice) -> list[Value]:
-        """Return the values of one of its MIG instances, by the GPU instance's id."""
-        fields = {n: f for n, f in _MIG_FIELDS.items() if not (device.is_part_of_instance and "_PROF_" in n)}
-        return _in_our_units(self.instances.get(device.instance[0], {}), fields)
 
 
 def _in_our_units(have: Mapping[str, float], fields: Mapping[str, tuple[Any, ...]]) -> list[Value]:
@@ -179,7 +177,7 @@ class DcgmCollector(GpuCollector):
             sample
             for each in self._page.values()
             for part in self.parts([each.gpu])
-            for sample in part.samples(each.values() if part.parent is None else each.instance_values(part))
+            for sample in part.samples(each.values(part))
         ]
         return [*processes, *samples, *seen]
 
