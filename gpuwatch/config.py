@@ -88,7 +88,15 @@ def read_config(path: Path) -> Config:
 
 def parse_config(text: str, where: str) -> Config:
     """Return the configuration in a TOML text; `where` names it in errors. Raises: ConfigError; MissingExtra."""
-    tables = _toml(text, where)
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        require("tomli", "agent")
+        import tomli as tomllib
+    try:
+        tables: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: {error}") from error
     if all(isinstance(table, dict) for table in tables.values()):
         chosen = tables.get("thresholds", {})
         shared = {alert: chosen[name] for alert, name in SHARED.items() if name in chosen}
@@ -129,16 +137,3 @@ def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
 def _suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(known)}"
-
-
-def _toml(text: str, where: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        require("tomli", "agent")
-        import tomli as tomllib
-    try:
-        loaded: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    return loaded
