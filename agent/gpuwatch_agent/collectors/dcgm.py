@@ -64,7 +64,7 @@ class DcgmGpu:
     """Of its MIG instances, by GPU_I_ID. Values of the whole GPU (power, clocks), which the exporter repeats for each, are in `fields`."""
 
     def values(self, part: GpuDevice) -> list[Value]:
-        """Return the values of the GPU, or of a MIG instance, under our names; what the page does not have is absent."""
+        """Return the values of the GPU, or of a MIG instance, under our names; what the page lacks is absent."""
         if part.instance[0]:
             fields = {n: f for n, f in _MIG_FIELDS.items() if not (part.is_part_of_instance and "_PROF_" in n)}
             return _in_our_units(self.instances.get(part.instance[0], {}), fields)
