@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from gpuwatch.alerting.thresholds import SHARED, AlertThresholds, Prices
 from gpuwatch.diagnosis.thresholds import Thresholds
-from gpuwatch.errors import ConfigError, MissingExtra
+from gpuwatch.errors import ConfigError, require, usable
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
@@ -81,17 +81,22 @@ SECTIONS: dict[str, type[Any]] = {field.encode_name: type(field.default) for fie
 
 def read_config(path: Path) -> Config:
     """Return the configuration in a file. Raises: ConfigError naming the file, the section and the key; MissingExtra."""
-    try:
+    with usable(f"--config {path}", "name a TOML file that can be read"):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise ConfigError(f"--config {path}: {reason}; name a TOML file that can be read") from error
     return parse_config(text, str(path))
 
 
 def parse_config(text: str, where: str) -> Config:
     """Return the configuration in a TOML text; `where` names it in errors. Raises: ConfigError; MissingExtra."""
-    tables = _toml(text, where)
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        require("tomli", "agent")
+        import tomli as tomllib
+    try:
+        tables: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: {error}") from error
     if all(isinstance(table, dict) for table in tables.values()):
         chosen = tables.get("thresholds", {})
         shared = {alert: chosen[name] for alert, name in SHARED.items() if name in chosen}
@@ -132,18 +137,3 @@ def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
 def _suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(known)}"
-
-
-def _toml(text: str, where: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise MissingExtra("tomli", "agent") from None
-    try:
-        loaded: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    return loaded

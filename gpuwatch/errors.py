@@ -12,6 +12,8 @@ GpuwatchError
 
 import inspect
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -62,6 +64,16 @@ def require(module: str, extra: str) -> None:
 
     if find_spec(module) is None:
         raise MissingExtra(module, extra)
+
+
+@contextmanager
+def usable(what: str, remedy: str) -> Iterator[None]:
+    """Raise ConfigError, with the reason and the remedy, where a file that the user named cannot be used."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+        raise ConfigError(f"{what}: {reason}; {remedy}") from error
 
 
 def raised_by_signal_handler(error: BaseException) -> bool:

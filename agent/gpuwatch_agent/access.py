@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuwatch.config import AgentSettings, sections
-from gpuwatch.errors import ConfigError, GpuwatchError, require
+from gpuwatch.errors import ConfigError, GpuwatchError, require, usable
 from gpuwatch.wire.endpoint import is_loopback, token
 
 logger = logging.getLogger(__name__)
@@ -61,11 +61,12 @@ def read_web_config(path: Path) -> tuple[Tls | None, dict[str, str]]:
     import yaml
 
     where = f"--web.config.file {path}"
+    remedy = "name a YAML file that can be read"
     try:
-        loaded: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ConfigError(f"{where}: {reason}; name a YAML file that can be read") from error
+        with usable(where, remedy):
+            loaded: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: {' '.join(str(error).split())}; {remedy}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{where}: give sections, such as tls_server_config: and basic_auth_users:")
     users = loaded.pop("basic_auth_users", None) or {}
@@ -106,14 +107,12 @@ def kept_token(name: str, file: str | None) -> str | None:
     The file made is its owner's only; in a setgid folder that folder's group can read it. Raises: ConfigError.
     """
     given, path = os.environ.get(name, ""), Path(file or "")
-    try:
+    with usable(f"{name}_FILE {path}", "name a file that you may write to"):
         if file and not given and not path.exists():
             path.touch(0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600, exist_ok=False)
             path.write_text(f"{secrets.token_hex(32)}\n")
         if file and path.exists():
             _warn_of_others(path)
-    except OSError as error:
-        raise ConfigError(f"{name}_FILE {path}: {error.strerror}; name a file that you may write to") from error
     return token(name, {name: given, f"{name}_FILE": file or ""})
 
 

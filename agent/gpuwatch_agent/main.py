@@ -3,13 +3,11 @@
 import asyncio
 import contextlib
 import gc
-import itertools
 import logging
 import os
 import resource
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +77,6 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         stack.callback(receiver.stop)
         sampler.start()
         stack.callback(sampler.stop)
-        _check_hourly(history, stack)
 
         def idle_s() -> dict[str, float]:
             return {"Sampler": time.monotonic() - sampler.ticked_s, "Receiver": time.monotonic() - receiver.polled_s}
@@ -139,18 +136,6 @@ def _bound_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     BoundedProtocol.most = max(4, min(BoundedProtocol.most, soft // 4))
-
-
-def _check_hourly(history: History, stack: contextlib.ExitStack) -> None:
-    """Check the history's pages ten minutes after the start, and every hour from then on, in a thread."""
-    stop, waits = threading.Event(), itertools.chain([600.0], itertools.repeat(3600.0))
-
-    def check() -> None:
-        while not stop.wait(next(waits)):
-            history.check()
-
-    threading.Thread(target=check, name="history check", daemon=True).start()
-    stack.callback(stop.set)
 
 
 def _end_on_signals(server: uvicorn.Server) -> None:

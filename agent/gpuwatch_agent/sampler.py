@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 _TRIM_EVERY = 60
+_CHECK_EVERY, _FIRST_CHECK = 3600, 600  # ticks
 _CLOCK_SET_NS = 1_000_000_000
 _REJECTED = ("malformed", "version", "too_large", "impossible", "too_many_runs")
 """Reasons of rejected messages that exist from the start, at 0."""
@@ -64,9 +65,8 @@ class Sampler:
         self._boot_id = boot_id
         self._full = settings.series == "full"
         self._served = exporter.Served(self._full)
-        collectors = build(roots, settings)
-        self._gpu_collector = gpu_source(collectors)
-        self._collectors = CollectorRunner(collectors)
+        self._gpu_collector = gpu_source(roots, settings)
+        self._collectors = CollectorRunner(build(roots, self._gpu_collector))
         self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
         self._runs = RunRegistry(boot_id, self._table.alive, self._table.is_peer)
         self._allocations = AllocationWatch(Path(settings.allocations), Path(settings.pod_resources))
@@ -117,6 +117,8 @@ class Sampler:
                 self.ticked_s = time.monotonic()
             with self._part("history"):
                 self.writer.tidy(self._retention_s(), self._ticks_done % _TRIM_EVERY == 0)
+                if self._ticks_done % _CHECK_EVERY == _FIRST_CHECK and not self.writer.waiting:  # else its disk hangs
+                    threading.Thread(target=self._history.check, name="history check", daemon=True).start()
             if last:
                 return
             self._ticks_done += 1
@@ -162,8 +164,8 @@ class Sampler:
             self._table.update_shm(run.live_hello for run in runs)
             self._workers.update(runs, now_ns)
         with self._part("gpus"):
-            devices = self._gpu_collector.devices() if self._gpu_collector is not None else ()
-            readings = gpu_readings(self._gpu_collector, self._node, self._table, self._allocations.tick(devices))
+            allocations = self._allocations.tick(self._gpu_collector.devices())
+            readings = gpu_readings(self._gpu_collector, self._node, self._table, allocations)
             runs_by_pid = self._runs_by_pid(runs)
             self._gpus.advance(readings, runs_by_pid, now_ns)
             if (alone := without_hook(readings, runs_by_pid, self._table)) is not None:

@@ -8,7 +8,7 @@ import msgspec
 from typer import Argument, Option, echo
 
 from gpuwatch.config import Config, read_config
-from gpuwatch.errors import ConfigError
+from gpuwatch.errors import usable
 
 AGENT, HTTP = "http://127.0.0.1:9478", "127.0.0.1:9478"
 Agent = Annotated[str, Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")]
@@ -39,9 +39,7 @@ def settings_of(config: Path | None, runbooks: str) -> Config:
 
 def write_file(folder: Path, name: str, text: str, option: str = "") -> None:
     """Write a file into a folder, which is made if there is none, and print its path. Raises: ConfigError naming the option."""
-    try:
+    with usable(f"{option}{folder}", "name a folder that you may write to"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option}{folder}: {error.strerror}; name a folder that you may write to") from error
     echo(folder / name)

@@ -7,7 +7,7 @@ import typer
 from gpuwatch.api.client import Client, Prometheus, RunSource
 from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run
 from gpuwatch.config import read_config
-from gpuwatch.errors import ConfigError, require
+from gpuwatch.errors import ConfigError, require, usable
 from gpuwatch.formatting import as_json, file_name, harmless
 from gpuwatch.tools.reports.comparison import Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
@@ -91,12 +91,8 @@ def _open_source(agent: str, history: Path | None) -> RunSource:
 def _load_run(source: RunSource, wanted: str, config: Path | None) -> RunReport:
     """Return a run's report, from the source or from a report's JSON file. Raises: ConfigError."""
     if wanted.endswith(".json"):
-        try:
+        with usable(wanted, f"make it with gpuwatch report RUN --json -o {wanted}"):
             return from_json(Path(wanted).read_bytes(), wanted)
-        except OSError as error:
-            raise ConfigError(
-                f"{wanted}: {error.strerror}; make it with gpuwatch report RUN --json -o {wanted}"
-            ) from error
     return gather(source, wanted, time.time(), None if config is None else read_config(config).prices)
 
 
@@ -125,10 +121,8 @@ def _write(text: str, path: Path | None) -> None:
     if path is None or str(path) == "-":
         typer.echo(text, nl=not text.endswith("\n"))
         return
-    try:
+    with usable(f"--output {path}", "choose a file that you may write to"):
         path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"--output {path}: {error.strerror}; choose a file that you may write to") from error
     typer.echo(str(path))
 
 

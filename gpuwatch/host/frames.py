@@ -36,6 +36,7 @@ _OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 
+@cache
 def is_users(file: str) -> bool:
     """Whether a file is the user's: neither Python's own nor an installed package's nor gpuwatch's."""
     return may_be_users(file) and not _INSTALLED.search(file)
@@ -98,7 +99,7 @@ class OwnFrames:
         if in_python:
             is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))
             is_other = is_torch or deepest.startswith(OWN) or not _CLOCKS.isdisjoint(frame.f_code.co_names)
-            calls_none = not is_other and not _is_users(deepest)  # a package, such as numpy, that does not know torch
+            calls_none = not is_other and not is_users(deepest)  # a package, such as numpy, that does not know torch
             is_python = False if is_other else None if calls_none else _is_python(frame, kept)
             runs_python = _runs_python(thread, calls_none or kept) if is_python is None else is_python
             if runs_python is not None:
@@ -167,15 +168,12 @@ def place_of(thread: int | None) -> str:
     return "" if place is None else f"{place[1]} ({PurePosixPath(place[0]).name}:{place[2]})"
 
 
-_is_users = cache(is_users)
-
-
 def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(OWN) and not code.co_filename.startswith(_REPLACED):
             return None  # what is above is the loop that asked for a batch
-        if _is_users(code.co_filename):
+        if is_users(code.co_filename):
             name: str = getattr(code, "co_qualname", code.co_name)
             function = name.partition(".<locals>.<")[0]  # a lambda is part of its function
             return code.co_filename, function, frame.f_lineno

@@ -135,6 +135,7 @@ class Disk(NamedTuple):
     """A disk's counters since boot."""
 
     read_bytes: int
+    written_bytes: int
     busy_s: float  # time with at least one request in flight; the kernel's counter wraps after 49.7 days
 
 
@@ -148,7 +149,7 @@ def parse_disks(text: str) -> dict[str, Disk]:
     rows = [row for row in map(str.split, text.splitlines()) if is_disk(row[2])]
     if not rows:
         raise NoData("this node shows no disk")
-    return {row[2]: Disk(int(row[5]) * 512, int(row[12]) / 1000) for row in rows}
+    return {row[2]: Disk(int(row[5]) * 512, int(row[9]) * 512, int(row[12]) / 1000) for row in rows}
 
 
 def disks(procfs: Path = PROC) -> dict[str, Disk]:
@@ -187,7 +188,7 @@ class Stat(NamedTuple):
     cpu_s: float  # user and system
     threads: int
     start_ticks: int  # clock ticks since boot
-    resident_bytes: int
+    resident_bytes: int  # shared pages included
 
     @property
     def alive(self) -> bool:
@@ -274,11 +275,6 @@ def private_bytes(pid: int, procfs: Path = PROC) -> int:
     if not private:
         raise NoData(f"process {pid} has no figures of its private memory")
     return sum(private)
-
-
-def resident_bytes(pid: int | str, procfs: Path = PROC) -> int:
-    """Return a process's resident memory, shared pages included. Source: statm, proc_pid_statm(5)."""
-    return read(f"{procfs}/{pid}/statm", lambda text: int(text.split()[1]) * PAGE_BYTES)
 
 
 def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:

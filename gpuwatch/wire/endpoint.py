@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from gpuwatch.errors import ConfigError
+from gpuwatch.errors import ConfigError, usable
 
 SOCKET_NAME = "hook.sock"
 SYSTEM_DIRECTORY = Path("/run/gpuwatch")
@@ -113,11 +113,8 @@ def token(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     where = name if found else f"{name}_FILE {file}"
     if not found and not file:
         return None
-    try:
+    with usable(where, "name a file with a token that you may read"):
         found = found or Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise ConfigError(f"{where}: {reason}; name a file with a token that you may read") from error
     if len(found) < 16 or not found.isascii() or not found.isprintable():
         raise ConfigError(f"{where}: a token has 16 or more ASCII characters; make one by `openssl rand -hex 32`")
     return found

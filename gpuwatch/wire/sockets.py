@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 import zmq
 
-from gpuwatch.errors import ConfigError
+from gpuwatch.errors import ConfigError, usable
 from gpuwatch.wire import MAX_MESSAGE_BYTES
 from gpuwatch.wire.endpoint import is_listened_to, is_tcp
 
@@ -106,7 +106,7 @@ class ZmqReceiver:
 
     def __init__(self, endpoints: list[str], token: str | None = None) -> None:
         self.endpoints = tuple(sorted(endpoints, key=is_tcp))  # TCP's options are those of what is bound after them
-        self._locks: list[IO[str]] = []
+        self._locks: dict[Path, IO[str]] = {}
         self._context = zmq.Context()
         self._context.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)  # the monitor's too, which may have 1000 events more
         self._socket = self._context.socket(zmq.PULL)
@@ -150,7 +150,7 @@ class ZmqReceiver:
             if is_listened_to(path):  # binding would take its clients
                 lock.close()
                 raise ConfigError(f"--listen {endpoint}: another program listens there; choose another path")
-            self._locks.append(lock)
+            self._locks[path] = lock
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -179,9 +179,8 @@ class ZmqReceiver:
         self._monitor.close(0)  # not disabled: that waits for ZeroMQ's thread, which may wait for room among the events
         self._socket.close()
         self._context.term()
-        for endpoint, lock in zip(self.endpoints, self._locks, strict=False):
-            if endpoint.startswith("ipc://"):
-                Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+        for path, lock in self._locks.items():
+            path.unlink(missing_ok=True)
             lock.close()
 
 
@@ -205,11 +204,9 @@ def _peer(frame: zmq.Frame) -> Peer:
 
 
 def _lock(path: Path) -> IO[str]:
-    try:
+    with usable(f"--listen ipc://{path}", "choose a folder that you may write in"):
         path.parent.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
         status = path.parent.lstat()
-    except OSError as error:
-        raise ConfigError(f"--listen ipc://{path}: {error.strerror}; choose a folder that you may write in") from error
     foreign = stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid()
     if foreign and path.parent.parent == Path("/tmp"):  # a user can create a folder there in another one's name
         raise ConfigError(f"{path.parent} belongs to another user; remove it, or choose another endpoint with --listen")
@@ -217,11 +214,10 @@ def _lock(path: Path) -> IO[str]:
 
 
 def lock_beside(path: Path, option: str) -> IO[str]:
-    """Return the open lock file of what one agent alone may use. Raises: ConfigError, naming the option."""
-    try:
+    """Return the open lock file of what one agent alone may use; makes its folder. Raises: ConfigError."""
+    with usable(option, "choose a file that you may write to"):
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.with_name(f"{path.name}.lock").open("a")
-    except OSError as error:
-        raise ConfigError(f"{option}: {error.strerror}; choose a file that you may write to") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from gpuwatch import api
 from gpuwatch.config import AgentSettings
@@ -19,7 +20,7 @@ from gpuwatch_agent.collectors.nvml import GpuCollector
 logger = logging.getLogger(__name__)
 
 
-class Collector(Protocol):
+class Collector(NamedTuple):
     """One subject of the node.
 
     `collect` is called from one thread, once a second, and returns samples of catalogued metrics. It raises `NoData` where there is
@@ -27,28 +28,22 @@ class Collector(Protocol):
     never 0.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    def collect(self) -> Iterable[Sample]: ...
+    name: str
+    collect: Callable[[], Iterable[Sample]]
 
 
-def build(roots: Roots, settings: AgentSettings = DEFAULTS) -> list[Collector]:
+def build(roots: Roots, gpus: DriverCollector) -> list[Collector]:
     """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
-    return [node.CpuCollector(roots), *(node.OfNode(read, roots) for read in node.READS), _gpus(roots, settings)]
+    of_node = [Collector(read.__name__, partial(read, roots)) for read in node.READS]
+    return [Collector("cpu", node.CpuCollector(roots).collect), *of_node, Collector("gpu", gpus.collect)]
 
 
-def _gpus(roots: Roots, settings: AgentSettings) -> DriverCollector:
+def gpu_source(roots: Roots, settings: AgentSettings = DEFAULTS) -> DriverCollector:
     """Return the GPU collector: the configured dcgm-exporter; amdsmi where AMD's driver is loaded and NVIDIA's is not; else NVML."""
     if settings.dcgm is not None:
         return DcgmCollector(settings.dcgm)
     modules = roots.sysfs / "module"
     return AmdCollector() if (modules / "amdgpu").is_dir() and not (modules / "nvidia").is_dir() else GpuCollector()
-
-
-def gpu_source(collectors: Sequence[Collector]) -> DriverCollector | None:
-    """Return the GPU collector of these."""
-    return next((c for c in collectors if isinstance(c, DriverCollector)), None)
 
 
 class CollectorRunner:

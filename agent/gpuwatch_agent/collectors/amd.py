@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, Value, values
+from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, GpuDevice, Value, values
 
 _MIB = float(1 << 20)
 _MHZ = 1e6
@@ -118,7 +118,7 @@ class AmdCollector(DriverCollector):
         self._load = load
         self._smi: Any = None
 
-    def start(self) -> Iterator[Gpu | str]:
+    def start(self) -> Iterator[GpuDevice | str]:
         if self._smi is None:
             self._smi = self._load()
             self.error = self._smi.AmdSmiException
@@ -131,18 +131,19 @@ class AmdCollector(DriverCollector):
             except self.error as error:
                 yield f"GPU {index} is listed but does not answer: {error}"
 
-    def _describe(self, index: int, handle: Handle) -> Gpu:
+    def _describe(self, index: int, handle: Handle) -> GpuDevice:
         smi = self._smi
         domain, _, rest = str(smi.amdsmi_get_gpu_device_bdf(handle)).partition(":")
         uuid, name = smi.amdsmi_get_gpu_device_uuid(handle), smi.amdsmi_get_gpu_asic_info(handle).get("market_name")
-        device = GpuDevice(index, str(uuid), str(_known(name) or ""), f"{domain:0>8}:{rest}".upper(), minor=None)
-        return Gpu(device, handle, str(_known(smi.amdsmi_get_gpu_driver_info(handle).get("driver_version")) or ""))
+        address, driver = f"{domain:0>8}:{rest}".upper(), smi.amdsmi_get_gpu_driver_info(handle).get("driver_version")
+        about = (index, str(uuid), str(_known(name) or ""), address)
+        return GpuDevice(*about, minor=None, handle=handle, driver=str(_known(driver) or ""))
 
-    def list_processes(self, gpu: Gpu) -> tuple[int, ...]:
+    def list_processes(self, gpu: GpuDevice) -> tuple[int, ...]:
         return tuple(sorted(int(each["pid"]) for each in self._smi.amdsmi_get_gpu_process_list(gpu.handle)))
 
     def fate(self, error: Exception) -> Fate:
         return "lost" if getattr(error, "err_code", None) in _LOST else "absent"
 
-    def _read(self, read: Callable[[Smi, Handle], list[Value]], gpu: Gpu) -> list[Value]:
+    def _read(self, read: Callable[[Smi, Handle], list[Value]], gpu: GpuDevice) -> list[Value]:
         return read(self._smi, gpu.handle)

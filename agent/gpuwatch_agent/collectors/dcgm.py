@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import Gpu, GpuDevice, Value, values
+from gpuwatch_agent.collectors.drivers import GpuDevice, Value, values
 from gpuwatch_agent.collectors.nvml import GpuCollector, throttle_values
 from gpuwatch_agent.deadline import DeadlineThread
 
@@ -58,13 +58,16 @@ _BLANK_INT32, _BLANK = 0x7FFFFFF0, float(1 << 46)
 class DcgmGpu:
     """One GPU on the exporter's page."""
 
-    gpu: Gpu
+    gpu: GpuDevice
     fields: dict[str, float] = field(default_factory=dict)
     instances: dict[str, dict[str, float]] = field(default_factory=dict)
     """Of its MIG instances, by GPU_I_ID. Values of the whole GPU (power, clocks), which the exporter repeats for each, are in `fields`."""
 
-    def values(self) -> list[Value]:
-        """Return the values under our names; what the exporter does not have is absent."""
+    def values(self, part: GpuDevice) -> list[Value]:
+        """Return the values of the GPU, or of a MIG instance, under our names; what the page lacks is absent."""
+        if part.instance[0]:
+            fields = {n: f for n, f in _MIG_FIELDS.items() if not (part.is_part_of_instance and "_PROF_" in n)}
+            return _in_our_units(self.instances.get(part.instance[0], {}), fields)
         have = self.fields
         found = _in_our_units(have, FIELDS)
         if "DCGM_FI_DEV_FB_TOTAL" not in have and {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"} <= have.keys():
@@ -73,11 +76,6 @@ class DcgmGpu:
         if reasons is not None:
             found += throttle_values(int(reasons))
         return found + values(last_xid=have.get("DCGM_FI_DEV_XID_ERRORS") or None)  # 0 before the first
-
-    def instance_values(self, device: GpuDevice) -> list[Value]:
-        """Return the values of one of its MIG instances, by the GPU instance's id."""
-        fields = {n: f for n, f in _MIG_FIELDS.items() if not (device.is_part_of_instance and "_PROF_" in n)}
-        return _in_our_units(self.instances.get(device.instance[0], {}), fields)
 
 
 def _in_our_units(have: Mapping[str, float], fields: Mapping[str, tuple[Any, ...]]) -> list[Value]:
@@ -98,7 +96,7 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
             if not sample.name.startswith("DCGM_FI_") or not uuid or not labels.get("gpu", "").isdigit():
                 continue
             if uuid not in gpus:
-                gpus[uuid] = DcgmGpu(Gpu(_device(uuid, labels), None, labels.get("DCGM_FI_DRIVER_VERSION", "")))
+                gpus[uuid] = DcgmGpu(_device(uuid, labels))
             gpu, name, number = gpus[uuid], sample.name.removesuffix("_total"), labels.get("GPU_I_ID", "")
             if _is_blank(sample.value) or (number and name == "DCGM_FI_DEV_GPU_UTIL"):
                 continue  # of an instance it is always 0: dcgm-exporter's issue 216
@@ -110,7 +108,8 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
 def _device(uuid: str, labels: Mapping[str, str]) -> GpuDevice:
     minor = labels.get("device", "").removeprefix("nvidia")
     name, pci_bus_id = labels.get("modelName", ""), labels.get("pci_bus_id", "")
-    return GpuDevice(int(labels["gpu"]), uuid, name, pci_bus_id, int(minor) if minor.isdigit() else None)
+    number, driver = int(minor) if minor.isdigit() else None, labels.get("DCGM_FI_DRIVER_VERSION", "")
+    return GpuDevice(int(labels["gpu"]), uuid, name, pci_bus_id, number, driver=driver)
 
 
 def _is_blank(value: float) -> bool:
@@ -166,10 +165,10 @@ class DcgmCollector(GpuCollector):
             processes = [sample for sample in super().collect() if sample.metric not in _OWN]
         except (GpuwatchError, TimeoutError):
             processes = []  # no driver here, as in a container without the GPU runtime: processes are not known
-        if self._clock() - self._read_s >= 1.0:
+        if self.clock() - self._read_s >= 1.0:
             self._page = {}
             self._page = self._thread.call(self._read)
-            self._read_s = self._clock()
+            self._read_s = self.clock()
         self._most_seen = max(self._most_seen, len(self._page))
         if not self._most_seen:
             raise NoData(f"the dcgm-exporter at {self.url} lists no GPU")
@@ -178,14 +177,14 @@ class DcgmCollector(GpuCollector):
             sample
             for each in self._page.values()
             for part in self.parts([each.gpu])
-            for sample in part.samples(each.values() if part.parent is None else each.instance_values(part.device))
+            for sample in part.samples(each.values(part))
         ]
         return [*processes, *samples, *seen]
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs on the page last read, by index, and the instances that NVML lists: the page has no UUID of these."""
-        on_page = sorted((each.gpu for each in self._page.values()), key=lambda gpu: int(gpu.device.index))
-        return tuple(part.device for part in self.parts(on_page))
+        on_page = sorted((each.gpu for each in self._page.values()), key=lambda gpu: int(gpu.index))
+        return tuple(self.parts(on_page))
 
     def _read(self) -> dict[str, DcgmGpu]:
         try:

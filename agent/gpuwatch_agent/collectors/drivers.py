@@ -45,33 +45,25 @@ class GpuDevice:
     """Of a MIG instance: the id of its GPU instance, and its profile, "3g.40gb"; "1c.3g.40gb" for one of several compute instances in one."""
     size_ratio: float = 1.0
     """An instance's share of its GPU, by compute slices; of a split GPU the share that is in no instance."""
+    handle: Any = field(default=None, compare=False)  # the library's, as long as the GPU answers
+    driver: str = field(default="", compare=False)  # the driver's version
+    parent: Any = field(default=None, compare=False)  # of a MIG instance: its GPU's handle
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.uuid})"
 
     @property
     def is_part_of_instance(self) -> bool:
         """Whether it is one of several compute instances, whose activity is measured together."""
         return "c." in self.instance[1]
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU that answers."""
-
-    device: GpuDevice
-    handle: Any
-    driver: str = ""  # the driver's version
-    parent: Any = None  # of a MIG instance: its GPU's handle
-
-    def __str__(self) -> str:
-        return f"GPU {self.device.index} ({self.device.uuid})"
-
     def samples(self, values: Iterable[Value]) -> list[Sample]:
         """Return these values, and what the GPU is, with its labels."""
-        device = self.device
-        model = device.name.partition(" MIG ")[0]
-        about: list[Value] = [("gpuwatch_gpu_info", 1, (model, device.pci_bus_id, self.driver))]
-        if device.size_ratio < 1 or self.parent is not None:
-            about.append(("gpuwatch_gpu_mig_ratio", device.size_ratio, device.instance))
-        key = str(device.index), device.uuid
+        model = self.name.partition(" MIG ")[0]
+        about: list[Value] = [("gpuwatch_gpu_info", 1, (model, self.pci_bus_id, self.driver))]
+        if self.size_ratio < 1 or self.parent is not None:
+            about.append(("gpuwatch_gpu_mig_ratio", self.size_ratio, self.instance))
+        key = str(self.index), self.uuid
         return [Sample(metric, value, (*key, *more)) for metric, value, more in (*about, *values)]
 
 
@@ -97,7 +89,7 @@ _ROUNDS, _ROUNDS_TO_JUDGE = 5, 3
 _SLACK_S = 0.25  # A tick may begin a little early
 _GOOD_FOR_INTERVALS = 3
 _FAST_EVERY_S, _SLOW_EVERY_S = 1.0, 10.0
-Read = Callable[[Gpu], list[Value]]
+Read = Callable[[GpuDevice], list[Value]]
 
 
 @dataclass
@@ -142,22 +134,16 @@ class Tier:
     """Readings of all GPUs, in one thread. A value is kept until it is read again, for three intervals at most."""
 
     def __init__(
-        self,
-        collector: DriverCollector,
-        clock: Callable[[], float],
-        deadline_s: float,
-        readings: Mapping[str, Read],
-        every_s: float,
+        self, collector: DriverCollector, deadline_s: float, readings: Mapping[str, Read], every_s: float
     ) -> None:
         self.thread = DeadlineThread(collector.library, deadline_s)
         self.current = ""  # the call in progress, for a timeout's message
-        self._collector = collector
-        self._clock = clock
+        self._collector, self._clock = collector, collector.clock
         self._readings = {name: Reading(read, every_s) for name, read in readings.items()}
         # written by the thread entry by entry; an entry is replaced whole, never changed
         self._values: dict[tuple[str, str], tuple[float, list[Value]]] = {}
 
-    def round(self, gpus: Sequence[Gpu]) -> tuple[dict[str, Exception], bool]:
+    def round(self, gpus: Sequence[GpuDevice]) -> tuple[dict[str, Exception], bool]:
         """Read what is due of every GPU; return the errors of those that are lost, by UUID, and whether no answer was doubtful."""
         lost: dict[str, Exception] = {}
         sound = True
@@ -165,17 +151,17 @@ class Tier:
             if not reading.is_due(self._clock()):
                 continue
             begin_s = time.perf_counter()
-            for gpu in (each for each in self._collector.parts(gpus) if each.device.uuid not in lost):
+            for gpu in (each for each in self._collector.parts(gpus) if each.uuid not in lost):
                 if gpu.parent is not None and name not in _OF_INSTANCES:
                     continue
-                key, self.current = (gpu.device.uuid, name), f"{name} of GPU {gpu.device.index}"
+                key, self.current = (gpu.uuid, name), f"{name} of GPU {gpu.index}"
                 try:
                     self._values[key] = (self._clock(), reading.read(gpu))
                 except self._collector.error as error:
                     self._values.pop(key, None)
                     fate = self._collector.fate(error) if gpu.parent is None else "absent"
                     if fate == "lost":
-                        lost[gpu.device.uuid] = error
+                        lost[gpu.uuid] = error
                     elif fate != "absent":
                         self._collector.warn(f"{gpu}: no {name}: {self._collector.why(error)}")
                     sound = sound and fate != "doubtful"
@@ -183,14 +169,14 @@ class Tier:
         self.current = ""
         return lost, sound
 
-    def values(self, gpu: Gpu) -> list[Value]:
+    def values(self, gpu: GpuDevice) -> list[Value]:
         """Return a GPU's values that are not too old."""
         found = [self.taken(gpu, name) for name in self._readings]
         return [value for taken in found if taken is not None for value in taken[1]]
 
-    def taken(self, gpu: Gpu, name: str) -> tuple[float, list[Value]] | None:
+    def taken(self, gpu: GpuDevice, name: str) -> tuple[float, list[Value]] | None:
         """Return (when it was read, its values); None where that was not, or too long ago."""
-        taken = self._values.get((gpu.device.uuid, name))
+        taken = self._values.get((gpu.uuid, name))
         lifetime_s = _GOOD_FOR_INTERVALS * self._readings[name].interval_s
         return taken if taken is not None and self._clock() - taken[0] <= lifetime_s else None
 
@@ -215,7 +201,6 @@ class DriverCollector:
     `list_processes`, `fate`.
     """
 
-    name = "gpu"
     library: str
     error: type[Exception]
 
@@ -227,15 +212,15 @@ class DriverCollector:
         fast: Mapping[str, Read],
         slow: Mapping[str, Read],
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._slow_wait_s = slow_wait_s
-        self.fast = Tier(self, clock, deadline_s, fast, _FAST_EVERY_S)
-        self.slow = Tier(self, clock, deadline_s, {**slow, PROCESSES: self._count_processes}, _SLOW_EVERY_S)
+        self.fast = Tier(self, deadline_s, fast, _FAST_EVERY_S)
+        self.slow = Tier(self, deadline_s, {**slow, PROCESSES: self._count_processes}, _SLOW_EVERY_S)
         self._driver = threading.Lock()
         """Held during a round of the slow tier, in which the library must not be restarted."""
         # written by the library's thread; replaced whole, never changed
-        self._gpus: tuple[Gpu, ...] = ()
-        self._instances: dict[str, tuple[float, list[Gpu]]] = {}
+        self._gpus: tuple[GpuDevice, ...] = ()
+        self._instances: dict[str, tuple[float, list[GpuDevice]]] = {}
         """By UUID: the share of a GPU that is in no MIG instance, and its instances. An entry is replaced whole."""
         self._expected = 0
         self._failure: Exception = NoData()
@@ -248,14 +233,14 @@ class DriverCollector:
 
     # the library ----------------------------------------------------------------------------------------------------------
 
-    def start(self) -> Iterator[Gpu | str]:
+    def start(self) -> Iterator[GpuDevice | str]:
         """Start the library, again if need be, and yield each GPU that the agent may use; why it does not answer, for one that does not.
 
         Raises: its error; NoData where there is no driver.
         """
         raise NotImplementedError
 
-    def list_processes(self, gpu: Gpu) -> tuple[int, ...]:
+    def list_processes(self, gpu: GpuDevice) -> tuple[int, ...]:
         """Return the pids, in the node's pid namespace, of the processes with a compute context on a GPU. Raises: the library's error."""
         raise NotImplementedError
 
@@ -293,31 +278,31 @@ class DriverCollector:
         seen = Sample("gpuwatch_gpus_seen", len(self._gpus)), Sample("gpuwatch_gpus_expected", self._expected)
         return [*samples, *seen, *self.fast.costs(), *self.slow.costs()]
 
-    def parts(self, gpus: Iterable[Gpu]) -> list[Gpu]:
+    def parts(self, gpus: Iterable[GpuDevice]) -> list[GpuDevice]:
         """Return the GPUs, each that is split by its size and followed by its MIG instances."""
-        found: list[Gpu] = []
+        found: list[GpuDevice] = []
         for gpu in gpus:
-            rest, instances = self._instances.get(gpu.device.uuid, (1.0, []))
-            found += [replace(gpu, device=replace(gpu.device, size_ratio=rest)) if instances else gpu, *instances]
+            rest, instances = self._instances.get(gpu.uuid, (1.0, []))
+            found += [replace(gpu, size_ratio=rest) if instances else gpu, *instances]
         return found
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs that answered in the last tick that came back, and their instances, by index. Empty before the first."""
-        return tuple(gpu.device for gpu in self.parts(self._gpus))
+        return tuple(self.parts(self._gpus))
 
     def processes(self) -> dict[str, tuple[int, ...]]:
         """Return the pids of the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
-        known = [gpu.device.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu, PROCESSES) is not None]
+        known = [gpu.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu, PROCESSES) is not None]
         return {uuid: self._processes[uuid] for uuid in known}
 
     def process_list_age_s(self, uuid: str) -> float:
         """Return how old a GPU's process list is, 0 where there is none."""
         parts = self.parts(self._gpus)
-        taken = next((self.slow.taken(gpu, PROCESSES) for gpu in parts if gpu.device.uuid == uuid), None)
-        return 0.0 if taken is None else max(0.0, self._clock() - taken[0])
+        taken = next((self.slow.taken(gpu, PROCESSES) for gpu in parts if gpu.uuid == uuid), None)
+        return 0.0 if taken is None else max(0.0, self.clock() - taken[0])
 
-    def _count_processes(self, gpu: Gpu) -> list[Value]:
-        listed = self._processes[gpu.device.uuid] = self.list_processes(gpu)
+    def _count_processes(self, gpu: GpuDevice) -> list[Value]:
+        listed = self._processes[gpu.uuid] = self.list_processes(gpu)
         return values(processes=len(listed))
 
     def _slow_round(self) -> None:
@@ -326,7 +311,7 @@ class DriverCollector:
 
     def _tick(self) -> None:
         """Read every GPU; list them again where one is missing, or a handle may be invalid."""
-        now_s = self._clock()
+        now_s = self.clock()
         healthy = self._poll()
         if not healthy and now_s >= self._retry_due_s and self._driver.acquire(blocking=False):
             try:
@@ -352,7 +337,7 @@ class DriverCollector:
             if self._expected:
                 self.warn(text)
             return
-        self._gpus = tuple(gpu for gpu in found if isinstance(gpu, Gpu))
+        self._gpus = tuple(gpu for gpu in found if isinstance(gpu, GpuDevice))
         self._expected = max(self._expected, len(found))
         if len(self._gpus) > before:
             log.info("%s lists %s GPUs, driver %s", self.library, len(self._gpus), self._gpus[0].driver)
@@ -365,7 +350,7 @@ class DriverCollector:
         """Read what is due; return whether all expected GPUs are healthy. Removes lost ones from the list."""
         lost, sound = self.fast.round(self._gpus)
         for gpu in self._gpus:
-            if gpu.device.uuid in lost:
-                self.warn(f"{gpu} is lost: {self.why(lost[gpu.device.uuid])}")
-        self._gpus = tuple(gpu for gpu in self._gpus if gpu.device.uuid not in lost)
+            if gpu.uuid in lost:
+                self.warn(f"{gpu} is lost: {self.why(lost[gpu.uuid])}")
+        self._gpus = tuple(gpu for gpu in self._gpus if gpu.uuid not in lost)
         return sound and 0 < len(self._gpus) >= self._expected

@@ -4,11 +4,9 @@ import contextlib
 import errno
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from gpuwatch.config import AgentSettings
 from gpuwatch.errors import NoData
@@ -25,21 +23,6 @@ class Roots:
     procfs: Path = Path(DEFAULTS.procfs)
     sysfs: Path = Path(DEFAULTS.sysfs)
     shm: Path = Path(DEFAULTS.shm)
-
-
-@dataclass(frozen=True)
-class OfNode:
-    """The collector of a function that reads the kernel's file systems, by the function's name."""
-
-    read: Callable[[Roots], Iterable[Sample]]
-    roots: Roots
-
-    @property
-    def name(self) -> str:
-        return self.read.__name__
-
-    def collect(self) -> Iterable[Sample]:
-        return self.read(self.roots)
 
 
 def read_text(path: Path) -> str:
@@ -75,8 +58,6 @@ def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
 
 class CpuCollector:
     """gpuwatch_cpu_seconds_total and gpuwatch_cpu_cores."""
-
-    name = "cpu"
 
     def __init__(self, roots: Roots, ticks_per_s: int = proc.TICKS_PER_S) -> None:
         self._roots = roots
@@ -148,31 +129,12 @@ def shm(roots: Roots) -> Iterable[Sample]:
     return [Sample("gpuwatch_shm_size_bytes", size, ("host",)), Sample("gpuwatch_shm_used_bytes", used, ("host",))]
 
 
-@contextlib.contextmanager
-def psutil_at(procfs: Path) -> Iterator[None]:
-    """Make psutil read this /proc, whose path is a global of psutil: for one thread. Raises: NoData where a file is absent."""
-    before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(procfs)
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NoData(f"{error.filename} does not exist here") from None
-    finally:
-        psutil.PROCFS_PATH = before
-
-
 def disk(roots: Roots) -> Iterable[Sample]:
     """Yield the gpuwatch_disk_* metrics of every whole disk. Raises: NoData on a node without a disk (booted from the network, say)."""
-    if not (roots.procfs / "diskstats").exists():  # psutil would read the container's own /sys
-        raise NoData(f"{roots.procfs / 'diskstats'} does not exist here")
-    with psutil_at(roots.procfs):
-        found = psutil.disk_io_counters(perdisk=True, nowrap=False)
-    disks = {name: counts for name, counts in found.items() if proc.is_disk(name)}
-    if not disks:
-        raise NoData("this node shows no disk")
-    for name, counts in disks.items():
+    for name, counts in proc.parse_disks(read_text(roots.procfs / "diskstats")).items():
         yield Sample("gpuwatch_disk_read_bytes_total", counts.read_bytes, (name,))
-        yield Sample("gpuwatch_disk_written_bytes_total", counts.write_bytes, (name,))
-        yield Sample("gpuwatch_disk_io_time_seconds_total", counts.busy_time / 1000, (name,))
+        yield Sample("gpuwatch_disk_written_bytes_total", counts.written_bytes, (name,))
+        yield Sample("gpuwatch_disk_io_time_seconds_total", counts.busy_s, (name,))
 
 
 _LAYERED = re.compile(
@@ -192,17 +154,15 @@ def is_physical(name: str) -> bool:
 def network(roots: Roots) -> Iterable[Sample]:
     """Yield gpuwatch_network_{receive,transmit}_bytes_total of each interface. Raises: NoData where there is none but the loopback."""
     try:  # process 1's namespace is the node's, also where the agent runs in a container with the node's /proc
-        with psutil_at(roots.procfs / "1"):
-            found = psutil.net_io_counters(pernic=True, nowrap=False)
+        text = read_text(roots.procfs / "1/net/dev")
     except (NoData, PermissionError):
-        with psutil_at(roots.procfs):
-            found = psutil.net_io_counters(pernic=True, nowrap=False)
-    interfaces = {name: counts for name, counts in found.items() if is_physical(name)}
+        text = read_text(roots.procfs / "net/dev")
+    interfaces = {name: counts for name, counts in proc.parse_network(text).items() if is_physical(name)}
     if not interfaces:
         raise NoData("this node has no network interface but virtual ones")
-    for name, counts in interfaces.items():
-        yield Sample("gpuwatch_network_receive_bytes_total", counts.bytes_recv, (name,))
-        yield Sample("gpuwatch_network_transmit_bytes_total", counts.bytes_sent, (name,))
+    for name, (received, sent) in interfaces.items():
+        yield Sample("gpuwatch_network_receive_bytes_total", received, (name,))
+        yield Sample("gpuwatch_network_transmit_bytes_total", sent, (name,))
 
 
 _COUNTERS = {
@@ -241,8 +201,8 @@ def agent_process(roots: Roots) -> Iterable[Sample]:
     """Yield gpuwatch_agent_cpu_seconds_total (of all threads) and gpuwatch_agent_resident_memory_bytes."""
     yield Sample("gpuwatch_agent_cpu_seconds_total", time.process_time())
     with contextlib.suppress(NoData):  # another pid namespace's /proc, in which the agent is not
-        yield Sample("gpuwatch_agent_resident_memory_bytes", proc.resident_bytes("self", roots.procfs))
+        yield Sample("gpuwatch_agent_resident_memory_bytes", proc.stat("self", roots.procfs).resident_bytes)
 
 
 READS = (load, pressure, memory, shm, disk, network, infiniband, agent_process)
-"""The functions that are collectors, in the order in which they run."""
+"""The functions that are collectors, by their names, in the order in which they run."""

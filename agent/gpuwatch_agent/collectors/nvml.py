@@ -9,14 +9,13 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pynvml
 
 from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, Read, Value, values
+from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, GpuDevice, Read, Value, values
 
 Handle = Any
 
@@ -61,47 +60,50 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def describe(index: int, handle: Handle) -> GpuDevice:
+def describe(index: int, handle: Handle, driver: str) -> GpuDevice:
     """Return what a GPU is."""
     try:
         minor = int(pynvml.nvmlDeviceGetMinorNumber(handle))
     except pynvml.NVMLError_NotSupported:
         minor = None
     name, bus_id = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetPciInfo(handle).busId
-    return GpuDevice(index, _text(pynvml.nvmlDeviceGetUUID(handle)), _text(name), _text(bus_id), minor)
+    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+    return GpuDevice(index, uuid, _text(name), _text(bus_id), minor, handle=handle, driver=driver)
 
 
-def memory(handle: Handle) -> list[Value]:
+def memory(gpu: GpuDevice) -> list[Value]:
     """Return memory in use and in all, without what the driver reserves for itself: drivers before 510 count that as used."""
     call = "nvmlDeviceGetMemoryInfo"
-    info = _newest(handle, (call, pynvml.nvmlMemory_v2), (call,))
+    info = _newest(gpu.handle, (call, pynvml.nvmlMemory_v2), (call,))
     return values(memory_used_bytes=info.used, memory_total_bytes=info.total)
 
 
-def temperature(handle: Handle) -> list[Value]:
+def temperature(gpu: GpuDevice) -> list[Value]:
     """Return the core's temperature. The call tried first is to go with CUDA 14."""
     calls = ((name, pynvml.NVML_TEMPERATURE_GPU) for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"))
-    return values(temperature_celsius=_newest(handle, *calls))
+    return values(temperature_celsius=_newest(gpu.handle, *calls))
 
 
-def throttled(handle: Handle) -> list[Value]:
+def throttled(gpu: GpuDevice) -> list[Value]:
     """Return the reasons for lower clocks. Drivers before 535 know the call by its old name."""
     new, old = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
-    return throttle_values(_newest(handle, (new,), (old,)))
+    return throttle_values(_newest(gpu.handle, (new,), (old,)))
 
 
-FAST: Mapping[str, Callable[[Handle], list[Value]]] = {
+FAST: Mapping[str, Read] = {
     # share of the driver's sample period (1/6 to 1 s) with a kernel running; not supported under MIG
-    "utilization": lambda gpu: values(utilization_ratio=pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+    "utilization": lambda gpu: values(utilization_ratio=pynvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100),
     "memory": memory,
     # of the board, in mW: the mean of the last second on Ampere and later
-    "power": lambda gpu: values(power_watts=pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+    "power": lambda gpu: values(power_watts=pynvml.nvmlDeviceGetPowerUsage(gpu.handle) / 1000),
     # since the driver was loaded, in mJ
-    "energy": lambda gpu: values(driver_energy_joules_total=pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
+    "energy": lambda gpu: values(
+        driver_energy_joules_total=pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle) / 1000
+    ),
     "temperature": temperature,
     "throttled": throttled,
     # of the multiprocessors, in MHz
-    "clock": lambda gpu: values(sm_clock_hertz=pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) * 1e6),
+    "clock": lambda gpu: values(sm_clock_hertz=pynvml.nvmlDeviceGetClockInfo(gpu.handle, pynvml.NVML_CLOCK_SM) * 1e6),
 }
 """Read in every tick, each in microseconds; anything slower belongs to the slow tier."""
 
@@ -130,12 +132,12 @@ def sm_utilization(handle: Handle, since_s: float) -> dict[int, float] | None:
     return {sample.pid: sample.smUtil / 100 for sample in samples}
 
 
-def ecc_errors(handle: Handle) -> list[Value]:
+def ecc_errors(gpu: GpuDevice) -> list[Value]:
     """Return memory errors since the driver was loaded. Not supported where ECC is off."""
     corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     found: list[Value] = []
     for kind, code in (("corrected", corrected), ("uncorrected", uncorrected)):
-        errors = pynvml.nvmlDeviceGetTotalEccErrors(handle, code, pynvml.NVML_VOLATILE_ECC)
+        errors = pynvml.nvmlDeviceGetTotalEccErrors(gpu.handle, code, pynvml.NVML_VOLATILE_ECC)
         found += values(kind, ecc_errors_total=errors)
     return found
 
@@ -143,30 +145,30 @@ def ecc_errors(handle: Handle) -> list[Value]:
 _LINK_ERRORS = [getattr(pynvml, f"NVML_NVLINK_ERROR_DL_{x}") for x in ("REPLAY", "RECOVERY", "CRC_FLIT", "CRC_DATA")]
 
 
-def nvlinks(handle: Handle) -> list[Value]:
+def nvlinks(gpu: GpuDevice) -> list[Value]:
     """Return the errors of the NVLinks that are up; nothing for a GPU without any."""
     errors: list[int] = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            is_up = bool(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+            is_up = bool(pynvml.nvmlDeviceGetNvLinkState(gpu.handle, link))
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
             break  # there are no more
         for counter in _LINK_ERRORS if is_up else ():
             with contextlib.suppress(pynvml.NVMLError_NotSupported):
-                errors.append(pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
+                errors.append(pynvml.nvmlDeviceGetNvLinkErrorCounter(gpu.handle, link, counter))
     return values(nvlink_errors_total=sum(errors) if errors else None)
 
 
-def nvlink_bytes(handle: Handle) -> list[Value]:
+def nvlink_bytes(gpu: GpuDevice) -> list[Value]:
     """Return the data over all NVLinks since the driver was loaded. NVML's unit is KiB."""
     fields = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
     all_links = 0xFFFFFFFF
-    answers = pynvml.nvmlDeviceGetFieldValues(handle, [(each, all_links) for each in fields])
+    answers = pynvml.nvmlDeviceGetFieldValues(gpu.handle, [(each, all_links) for each in fields])
     sent, received = (a.value.ullVal * 1024 if a.nvmlReturn == pynvml.NVML_SUCCESS else None for a in answers)
     return values(nvlink_transmit_bytes_total=sent, nvlink_receive_bytes_total=received)
 
 
-def mig_instances(gpu: Gpu) -> tuple[float, list[Gpu]]:
+def mig_instances(gpu: GpuDevice) -> tuple[float, list[GpuDevice]]:
     """Return the share of a GPU that is in no MIG instance, and its instances; (1, none) where MIG is off.
 
     Two compute instances of one GPU instance are two here, as they are for schedulers: each has a UUID. A GPU has as many compute slices
@@ -174,7 +176,7 @@ def mig_instances(gpu: Gpu) -> tuple[float, list[Gpu]]:
     """
     is_on = pynvml.nvmlDeviceGetMigMode(gpu.handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     slices = left = pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle) if is_on else 0
-    device, found = gpu.device, list[Gpu]()
+    found: list[GpuDevice] = []
     for index in range(slices):
         try:
             handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
@@ -184,14 +186,14 @@ def mig_instances(gpu: Gpu) -> tuple[float, list[Gpu]]:
         instance = str(pynvml.nvmlDeviceGetGpuInstanceId(handle)), name.rpartition(" MIG ")[2]
         size = pynvml.nvmlDeviceGetAttributes_v2(handle).computeInstanceSliceCount
         left -= size
-        about = GpuDevice(f"{device.index}:{index}", uuid, name, device.pci_bus_id, None, instance, size / slices)
-        found.append(Gpu(about, handle, gpu.driver, gpu.handle))
+        its = (f"{gpu.index}:{index}", uuid, name, gpu.pci_bus_id, None, instance, size / slices)
+        found.append(GpuDevice(*its, handle, gpu.driver, gpu.handle))
     return max(0, left) / slices if found else 1.0, found
 
 
-SLOW: Mapping[str, Callable[[Handle], list[Value]]] = {
+SLOW: Mapping[str, Read] = {
     # packets that were sent again: a riser, a slot or a cable that does not hold its speed
-    "pcie_replays": lambda gpu: values(pcie_replays_total=pynvml.nvmlDeviceGetPcieReplayCounter(gpu)),
+    "pcie_replays": lambda gpu: values(pcie_replays_total=pynvml.nvmlDeviceGetPcieReplayCounter(gpu.handle)),
     "ecc_errors": ecc_errors,
     "nvlinks": nvlinks,
     "nvlink_bytes": nvlink_bytes,
@@ -214,10 +216,6 @@ _NO_DRIVER = {
 _SAMPLED_S = 11.0  # the process lists' interval, and a second
 
 
-def _of_handle(read: Callable[[Handle], list[Value]], gpu: Gpu) -> list[Value]:
-    return read(gpu.handle)
-
-
 class GpuCollector(DriverCollector):
     """NVIDIA's GPUs; with `only_processes`, the processes on them and their XID errors."""
 
@@ -233,37 +231,33 @@ class GpuCollector(DriverCollector):
         slow_wait_s: float = 0.25,
         only_processes: bool = False,
     ) -> None:
+        self._gpm = Gpm()
         fast: dict[str, Read] = {"xids": self._read_xids}
         slow: dict[str, Read] = {"mig_instances": self._list_instances}
         if not only_processes:
-            fast |= {name: partial(_of_handle, read) for name, read in FAST.items()} | {"gpm": self._read_gpm}
-            slow |= {name: partial(_of_handle, read) for name, read in SLOW.items()}
+            fast |= {**FAST, "gpm": lambda gpu: self._gpm.read(gpu)}
+            slow |= SLOW
         super().__init__(clock, deadline_s, slow_wait_s, fast, slow)
-        self._gpm = Gpm()
         self._wall_clock = wall_clock
         self._xids = XidWatch(wall_clock)
-        self._initialised = False
 
-    def start(self) -> Iterator[Gpu | str]:
+    def start(self) -> Iterator[GpuDevice | str]:
         self._gpm = Gpm()
-        if self._initialised:
-            self._initialised = False
-            self._xids.close()
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+        self._xids.close()
+        with contextlib.suppress(pynvml.NVMLError):  # it was not started yet
+            pynvml.nvmlShutdown()
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
         except pynvml.NVMLError as error:
             if error.value in _NO_DRIVER:
                 raise NoData(_NO_DRIVER[error.value]) from error
             raise
-        self._initialised = True
         driver = pynvml.nvmlSystemGetDriverVersion()
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                gpus.append(Gpu(describe(index, handle), handle, driver))
+                gpus.append(describe(index, handle, driver))
             except pynvml.NVMLError_NoPermission:
                 continue  # another container's
             except pynvml.NVMLError as error:
@@ -274,11 +268,11 @@ class GpuCollector(DriverCollector):
                 self._list_instances(gpu)
         yield from gpus
 
-    def list_processes(self, gpu: Gpu) -> tuple[int, ...]:
+    def list_processes(self, gpu: GpuDevice) -> tuple[int, ...]:
         pids = compute_processes(gpu.handle)
         used = sm_utilization(gpu.handle, self._wall_clock() - _SAMPLED_S) if len(pids) > 1 else {}
         if used is not None:
-            self.sm_utilization[gpu.device.uuid] = used
+            self.sm_utilization[gpu.uuid] = used
         return pids
 
     def fate(self, error: Exception) -> Fate:
@@ -289,18 +283,15 @@ class GpuCollector(DriverCollector):
             return f"{error} The driver was replaced while it was loaded: reboot, or reload it and restart the agent"
         return str(error)
 
-    def _read_xids(self, gpu: Gpu) -> list[Value]:
-        if gpu.device.uuid == self._gpus[0].device.uuid:  # the queue is that of all GPUs
+    def _read_xids(self, gpu: GpuDevice) -> list[Value]:
+        if gpu.uuid == self._gpus[0].uuid:  # the queue is that of all GPUs
             with contextlib.suppress(pynvml.NVMLError):
                 self._xids.poll()
         return self._xids.values(gpu)
 
-    def _list_instances(self, gpu: Gpu) -> list[Value]:
-        self._instances[gpu.device.uuid] = mig_instances(gpu)
+    def _list_instances(self, gpu: GpuDevice) -> list[Value]:
+        self._instances[gpu.uuid] = mig_instances(gpu)
         return []
-
-    def _read_gpm(self, gpu: Gpu) -> list[Value]:
-        return self._gpm.read(gpu)
 
 
 _PERCENT, _MIB = 0.01, float(1 << 20)
@@ -333,28 +324,27 @@ class Gpm:
         self._samples: dict[str, tuple[Any, Any, bool]] = {}
         """By UUID: two alternating samples, the older one and the one to be written next; whether the older one is filled."""
 
-    def read(self, gpu: Gpu) -> list[Value]:
-        """Return the metrics of a GPU or a MIG instance since the last tick; none in the first one. Raises: NVMLError."""
-        uuid, handle = gpu.device.uuid, gpu.handle if gpu.parent is None else gpu.parent
+    def read(self, gpu: GpuDevice) -> list[Value]:
+        """Return the metrics of a GPU or MIG instance since the last tick that the driver has; none in the first one.
+
+        Raises: NVMLError.
+        """
+        uuid, handle = gpu.uuid, gpu.handle if gpu.parent is None else gpu.parent
         if uuid not in self._supported:
             self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
-        if not self._supported[uuid] or gpu.device.is_part_of_instance:
+        if not self._supported[uuid] or gpu.is_part_of_instance:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return values(**self._since_last(gpu, METRICS if gpu.parent is None else _MIG_METRICS))
-
-    def _since_last(self, gpu: Gpu, metrics: Mapping[str, tuple[int, float]]) -> dict[str, float]:
-        """Return those of the metrics that the driver can compute from the last sample and one taken now."""
-        key = gpu.device.uuid
-        if key not in self._samples:
-            self._samples[key] = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc(), False)
-        old, new, filled = self._samples[key]
+        if uuid not in self._samples:
+            self._samples[uuid] = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc(), False)
+        old, new, filled = self._samples[uuid]
         if gpu.parent is not None:
-            pynvml.nvmlGpmMigSampleGet(gpu.parent, int(gpu.device.instance[0]), new)
+            pynvml.nvmlGpmMigSampleGet(gpu.parent, int(gpu.instance[0]), new)
         else:
             pynvml.nvmlGpmSampleGet(gpu.handle, new)
-        self._samples[key] = (new, old, True)
+        self._samples[uuid] = (new, old, True)
         if not filled:
-            return {}
+            return []
+        metrics = METRICS if gpu.parent is None else _MIG_METRICS
         asked = pynvml.c_nvmlGpmMetricsGet_t()
         asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         asked.numMetrics = len(metrics)
@@ -362,11 +352,12 @@ class Gpm:
         for place, (metric_id, _) in enumerate(metrics.values()):
             asked.metrics[place].metricId = metric_id
         pynvml.nvmlGpmMetricsGet(asked)
-        return {
+        found = {
             name: answer.value * factor
             for (name, (_, factor)), answer in zip(metrics.items(), asked.metrics, strict=False)
             if answer.nvmlReturn == pynvml.NVML_SUCCESS and math.isfinite(answer.value)
         }
+        return values(**found)
 
 
 _MOST_A_TICK = 64
@@ -387,7 +378,7 @@ class XidWatch:
         self._counts: dict[str, int] = {}
         self._last: dict[str, tuple[int, float]] = {}
 
-    def register(self, gpus: Sequence[Gpu]) -> None:
+    def register(self, gpus: Sequence[GpuDevice]) -> None:
         """Subscribe to these GPUs' errors, in place of an earlier subscription; GPUs without events are skipped."""
         self.close()
         with contextlib.suppress(pynvml.NVMLError):
@@ -395,8 +386,8 @@ class XidWatch:
         for gpu in gpus if self._events is not None else ():
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
-                self._uuids[_address(gpu.handle)] = gpu.device.uuid
-                self._counts.setdefault(gpu.device.uuid, 0)
+                self._uuids[_address(gpu.handle)] = gpu.uuid
+                self._counts.setdefault(gpu.uuid, 0)
 
     def close(self) -> None:
         """Unsubscribe; before NVML is shut down."""
@@ -417,10 +408,10 @@ class XidWatch:
                 if xid not in XIDS_OF_PROGRAMS or before in (0, *XIDS_OF_PROGRAMS) or now_s - at_s > _FAULT_STAYS_S:
                     self._last[uuid] = xid, now_s
 
-    def values(self, gpu: Gpu) -> list[Value]:
+    def values(self, gpu: GpuDevice) -> list[Value]:
         """Return a GPU's errors; nothing for one without events."""
-        number, at_s = self._last.get(gpu.device.uuid, (None, None))
-        count = self._counts.get(gpu.device.uuid)
+        number, at_s = self._last.get(gpu.uuid, (None, None))
+        count = self._counts.get(gpu.uuid)
         return values(xid_errors_total=count, last_xid=number, last_xid_timestamp_seconds=at_s)
 
 

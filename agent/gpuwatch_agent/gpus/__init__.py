@@ -124,17 +124,14 @@ class _Followed:
 class RunsOnGpu:
     """The runs on a GPU. True while there is one, or one that left and whose time is not booked yet."""
 
-    def __init__(self, ledger: st.Ledger) -> None:
+    def __init__(self, ledger: st.Ledger, awaited: Sequence[OwnerRecord] = ()) -> None:
+        """`awaited` held the GPU when a former agent stopped: their next messages cover the time without an agent."""
         self._ledger = ledger
         self._followed: dict[_Key, _Followed] = {}
-        self._awaited: dict[_Key, OwnerRecord] = {}
+        self._awaited: dict[_Key, OwnerRecord] = {(owner.run, owner.rank): owner for owner in awaited}
 
     def __bool__(self) -> bool:
         return bool(self._followed)
-
-    def await_owners(self, owners: Sequence[OwnerRecord]) -> None:
-        """Set the runs that held the GPU when a former agent stopped: their next messages cover the time without an agent."""
-        self._awaited = {(owner.run, owner.rank): owner for owner in owners}
 
     def resume_awaited(self, running: Sequence[Run]) -> bool:
         """Follow those awaited runs that hold the GPU now; return whether there is one."""
@@ -158,7 +155,9 @@ class RunsOnGpu:
         if self._followed:
             ends = [one.end_ns for one in self._followed.values() if one.left_ns is None]
             until_ns = min(ends) if ends else max(one.end_ns for one in self._followed.values())
-            for state, moment_ns in self._states(until_ns):
+            begin_ns = self._ledger.watermark_ns
+            timelines = [one.segments(begin_ns, until_ns) for one in self._followed.values()]
+            for state, moment_ns in fuse(timelines, begin_ns, until_ns):
                 name = st.UNKNOWN if state is None else renamed.get(state, state)
                 booked[name] = booked.get(name, 0) + self._ledger.book(name, moment_ns)
         watermark_ns = self._ledger.watermark_ns
@@ -177,13 +176,6 @@ class RunsOnGpu:
                 applied = {state: ns - open_ns.get(state, 0) for state, ns in ledger.totals_ns.items() if ns}
                 records.append(OwnerRecord(name, rank, applied))
         return records
-
-    def _states(self, until_ns: int) -> list[tuple[str | None, int]]:
-        begin_ns = self._ledger.watermark_ns
-        if until_ns <= begin_ns:
-            return []
-        timelines = [one.segments(begin_ns, until_ns) for one in self._followed.values()]
-        return list(fuse(timelines, begin_ns, until_ns))
 
     def _head(self, run: Run, owner: OwnerRecord) -> Stretch | None:
         """Return a restored run's time that the former agent's GPU ledger did not have yet."""
@@ -362,7 +354,7 @@ class GpuAccount:
         account.ledger.restore(*record.ledger)
         account.ledger.energy, account.shared_s = record.energy, record.shared_s
         if record.owners:
-            account.following.await_owners(record.owners)
+            account.following = RunsOnGpu(account.ledger, record.owners)
             account._await_until_ns = now_ns + AWAIT_NS
         else:
             account._free = record.free

@@ -24,7 +24,7 @@ from msgspec import Meta
 from gpuwatch.errors import NoData
 from gpuwatch_agent.collectors.drivers import GpuDevice, WarnOnce
 from gpuwatch_agent.deadline import DeadlineThread
-from gpuwatch_agent.processes.owners import Owner
+from gpuwatch_agent.processes.owners import Owner, printable
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list
             warn(f"{path} cannot be used: {error}; docs/deploy/allocations.md shows one")
             found.append(NOT_KNOWN)
             continue
-        owner = Owner(_printable(content.user), _printable(content.job), account=_printable(content.account))
+        owner = Owner(printable(content.user), printable(content.job), account=printable(content.account))
         found.append(Allocation(names, owner))
     return found
 
@@ -112,10 +112,6 @@ def _expand(name: str) -> list[str]:
     if not spans or not all(spans):
         raise ValueError(f"{name!r} names no GPU")
     return [str(each) for span in spans for each in span]
-
-
-def _printable(text: str) -> str:
-    return "".join(character for character in text if character.isprintable())
 
 
 def by_gpu(allocations: Iterable[Allocation], devices: Sequence[GpuDevice]) -> Allocations:

@@ -26,11 +26,9 @@ _ACTIVITY = ("gpuwatch_gpu_utilization_ratio", "gpuwatch_gpu_engine_active_ratio
 
 
 def gpu_readings(
-    collector: DriverCollector | None, node: RecentSamples, table: ProcessTable, allocations: Allocations
+    collector: DriverCollector, node: RecentSamples, table: ProcessTable, allocations: Allocations
 ) -> list[GpuReading]:
     """Return each GPU now, without processes that ended since the process list was read."""
-    if collector is None:
-        return []
     listed, devices = collector.processes(), collector.devices()
     in_instances = {pid for device in devices if device.instance[0] for pid in listed.get(device.uuid, ())}
     ended = table.ended({pid for pids in listed.values() for pid in pids})
@@ -96,9 +94,9 @@ def owner_text(account: GpuAccount, table: ProcessTable) -> str:
     return "; ".join(f"{table.owner(p).user or '?'}, pid {p} ({table.name(p) or '?'})" for p in account.pids[:3])
 
 
-def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: DriverCollector | None) -> None:
+def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: DriverCollector) -> None:
     """Record in each run the GPUs that it alone holds now; a run without any keeps its last ones."""
-    names = {device.uuid: device.name for device in collector.devices()} if collector is not None else {}
+    names = {device.uuid: device.name for device in collector.devices()}
     held: dict[tuple[str, int], dict[str, str]] = {}
     for account in accounts:
         if account.run is not None:
@@ -110,16 +108,13 @@ def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: Dr
             run.gpus, run.changed = now, True
 
 
-def gpu_view(
-    account: GpuAccount, collector: DriverCollector | None, node: RecentSamples, table: ProcessTable
-) -> api.Gpu:
+def gpu_view(account: GpuAccount, collector: DriverCollector, node: RecentSamples, table: ProcessTable) -> api.Gpu:
     """Return one entry of `gpus` in /api/v1/status."""
-    devices = collector.devices() if collector is not None else ()
     measured = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts")
     return api.Gpu(
         gpu=account.gpu,
         uuid=account.uuid,
-        name=next((device.name for device in devices if device.uuid == account.uuid), ""),
+        name=next((device.name for device in collector.devices() if device.uuid == account.uuid), ""),
         state=account.state,
         run=account.owner or None,
         owner=owner_text(account, table) or None,

@@ -11,8 +11,9 @@ import sqlite3
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
+from functools import lru_cache
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple, TypeVar
@@ -107,8 +108,7 @@ class History:
         self._is_damaged = Event()
         self._inode: int | None = None  # of the file; None: it cannot be opened now (a full disk)
         self._keep_s, self._keep_bytes, self._full_s = keep_s, keep_bytes, full_s
-        self._layout: tuple[tuple[tuple[str, tuple[str, ...]], ...], int | None] = ((), None)
-        """The last one: its series and its id."""
+        self._layout_id = lru_cache(1)(self._find_layout)
         self._last_ms = 0
         self._failing: set[str] = set()
         self._lock = lock_history(path)
@@ -133,7 +133,7 @@ class History:
             return False
         written = self._job("written", lambda: self._write(tick)) is not None
         if not written:
-            self._layout = ((), None)
+            self._layout_id.cache_clear()
         self._note_size()
         return written
 
@@ -188,7 +188,9 @@ class History:
     def _job(self, what: str, work: Callable[[], T], whole: bool = True) -> T | None:
         """Return the result of one job, in a transaction if `whole`; None on failure, which is counted and logged once a time."""
         try:
-            with self._transaction() if whole else nullcontext():
+            with self._connection if whole else nullcontext():  # which commits, or rolls back
+                if whole:
+                    self._connection.execute("BEGIN IMMEDIATE")
                 result = work()
         except (sqlite3.Error, msgspec.MsgspecError, ValueError, ArithmeticError) as error:
             self.failures += 1
@@ -263,7 +265,7 @@ class History:
             logger.warning("%s; %s", refusal, _WITHOUT)
 
     def _open(self) -> None:
-        self._layout = ((), None)
+        self._layout_id.cache_clear()
         self._connection = open_history(self.path)
         self._inode = self.path.stat().st_ino
         self._parts = [each for each in (Path(f"{self.path}-wal"), Path(f"{self.path}-shm")) if each.exists()]
@@ -272,17 +274,6 @@ class History:
     def _note_size(self) -> None:
         with suppress(OSError):
             self.size_bytes = self.path.stat().st_size
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
 
     def _write(self, tick: Tick) -> int:
         """Return the time under which it is kept, in ms."""
@@ -310,14 +301,10 @@ class History:
         )
         return now_ms
 
-    def _layout_id(self, series: tuple[tuple[str, tuple[str, ...]], ...]) -> int:
-        known, found = self._layout
-        if found is None or known != series:
-            packed = zlib.compress(msgspec.json.encode(series), 1)
-            self._connection.execute("INSERT OR IGNORE INTO layout (series) VALUES (?)", (packed,))
-            (found,) = self._connection.execute("SELECT id FROM layout WHERE series = ?", (packed,)).fetchone()
-            self._layout = (series, found)
-        return found
+    def _find_layout(self, series: tuple[tuple[str, tuple[str, ...]], ...]) -> int:
+        packed = zlib.compress(msgspec.json.encode(series), 1)
+        self._connection.execute("INSERT OR IGNORE INTO layout (series) VALUES (?)", (packed,))
+        return int(self._connection.execute("SELECT id FROM layout WHERE series = ?", (packed,)).fetchone()[0])
 
     def _delete_before(self, time_ms: int) -> None:
         run = self._connection.execute
@@ -326,14 +313,12 @@ class History:
         run("DELETE FROM finding WHERE seen_ms < ?", (time_ms,))
         run(f"DELETE FROM run WHERE NOT {LAST_RUNS}", (_MOST_RUNS_BYTES,))
         run("DELETE FROM layout WHERE id NOT IN (SELECT layout FROM tick UNION SELECT layout FROM tick_minute)")
-        self._layout = ((), None)
+        self._layout_id.cache_clear()
 
     def _used_bytes(self) -> int:
-        pages, free, size = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+        used = "(page_count - freelist_count) * page_size"
+        query = f"SELECT {used} FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+        return int(self._connection.execute(query).fetchone()[0])
 
 
 _WITHOUT = "the agent continues without a history, and tries again"

@@ -4,7 +4,7 @@ import logging
 import os
 import sqlite3
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -51,10 +51,6 @@ def lock_history(path: Path) -> IO[str]:
     """Return the open lock file of the agent that writes the history. Raises: ConfigError."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"--history {path} is a folder, or no regular file; name one, e.g. {path / 'history.db'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--history {path}: {error.strerror}; choose a file that you may write to") from error
     return lock_beside(path, f"--history {path}")
 
 
@@ -73,19 +69,6 @@ def open_history(path: Path) -> sqlite3.Connection:
             return _open(path)
     except (sqlite3.Error, OSError) as error:
         raise ConfigError(f"--history {path}: {error}; choose a file that you may write to") from error
-
-
-def check_readable(path: Path) -> None:
-    """Raise ConfigError unless this is a history file that this version can read; nothing is written."""
-    if not path.is_file():
-        raise ConfigError(f"--history {path}: there is no such file; /api/v1/status of an agent has its path")
-    try:
-        with closing(connect_readonly(path)) as connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-    except sqlite3.Error as error:
-        raise ConfigError(f"--history {path} cannot be read: {error}; name an agent's history.db") from error
-    if version != SCHEMA_VERSION:
-        raise ConfigError(f"--history {path} is no history that this gpuwatch knows; name an agent's history.db")
 
 
 def is_damage(error: sqlite3.Error) -> bool:

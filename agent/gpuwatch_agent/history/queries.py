@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_agent.history.reader import MOST_POINTS, HistoryReader
+from gpuwatch_agent.history.reader import EVER_S, MOST_POINTS, HistoryReader
 from gpuwatch_agent.runs.views import run_view
 
 _MAX_POINTS = 2000
@@ -19,7 +19,6 @@ _MAX_BUCKETS = 20_000
 _MAX_QUERIES, _MAX_SERIES = 100, 20_000
 _MOST_POINTS = 200_000  # of all queries of one request
 _PICKS = ("last", "extremes")
-_MOST = 1e15
 
 Query = dict[str, str]
 
@@ -75,7 +74,8 @@ def steps(reader: HistoryReader, run: str, query: Query) -> api.LastSteps | api.
     """Return a run's last steps, or with `points` all of them downsampled. Raises: BadRequest, NothingKept."""
     rank, is_last = int(number(query, "rank", 0)), "points" not in query
     count = size(query, "last", 600, _MAX_STEPS) if is_last else size(query, "points", 600, _MAX_BUCKETS)
-    start_s, end_s = (number(query, name, 0.0) if name in query and not is_last else None for name in ("start", "end"))
+    ever = (("start", -EVER_S), ("end", EVER_S))
+    start_s, end_s = (limit_s if is_last else number(query, name, limit_s) for name, limit_s in ever)
     if query:
         raise BadRequest(_unknown(query))
     found: api.LastSteps | api.Steps | None
@@ -128,7 +128,7 @@ def number(query: Query, name: str, default: float) -> float:
         number = float(text)
     except ValueError:
         raise BadRequest(f"{name}={text!r} is not a number") from None
-    if not abs(number) < _MOST:  # nor is nan
+    if not abs(number) < EVER_S:  # nor is nan
         raise BadRequest(f"{name}={text!r} is out of range")
     return number
 

@@ -23,7 +23,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.gpus import GpuRecord
 from gpuwatch_agent.history.downsample import TIMES, Batch, StepMinute, downsample, joined
-from gpuwatch_agent.history.file import check_readable, connect_readonly
+from gpuwatch_agent.history.file import SCHEMA_VERSION, connect_readonly
 from gpuwatch_agent.runs import Run, read_record
 from gpuwatch_agent.runs.views import run_view
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 MOST_TICKS = 25_000  # over a longer time than so many seconds, extremes are those of every second, third … sample
 MOST_POINTS = 50_000  # of all series of an answer together
-
+EVER_S = 1e15  # no time is later
 
 _MOST_RUN_BYTES = 8 << 20
 LAST_RUNS = (
@@ -50,8 +50,16 @@ class HistoryReader:
 
     @classmethod
     def checked(cls, path: Path) -> HistoryReader:
-        """Return the reader of a file that a user names. Raises: ConfigError for one that is no history."""
-        check_readable(path)
+        """Return the reader of a file that a user names. Raises: ConfigError for one that this version cannot read."""
+        if not path.is_file():
+            raise ConfigError(f"--history {path}: there is no such file; /api/v1/status of an agent has its path")
+        try:
+            with closing(connect_readonly(path)) as connection:
+                version = connection.execute("PRAGMA user_version").fetchone()[0]
+        except sqlite3.Error as error:
+            raise ConfigError(f"--history {path} cannot be read: {error}; name an agent's history.db") from error
+        if version != SCHEMA_VERSION:
+            raise ConfigError(f"--history {path} is no history that this gpuwatch knows; name an agent's history.db")
         return cls(path)
 
     def records(self) -> list[Run]:
@@ -171,19 +179,18 @@ class HistoryReader:
         )
 
     def steps(
-        self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
+        self, run: str, rank: int, points: int, start_s: float = -EVER_S, end_s: float = EVER_S
     ) -> api.Steps | None:
-        """Return the steps that began between `start_s` and `end_s` (None: all), as `downsample` does; None without any."""
-        where, values = "run = ? AND rank = ?", [run, rank]
-        if start_s is not None:  # a message is sent after its steps
-            where, values = f"{where} AND time_ms >= ?", [*values, int(start_s * 1000)]
+        """Return the steps that began between two times, by default all, as `downsample` does; None without any."""
+        # a message is sent after its steps
+        where, values = "run = ? AND rank = ? AND time_ms >= ?", (run, rank, int(start_s * 1000))
         # the ids first: sorted together with their blobs, all of them would be read twice
         ids = f"SELECT id FROM steps WHERE {where}"
         query = f"SELECT first_step, offset_ns, columns FROM steps WHERE id IN ({ids}) ORDER BY id"
         with self._reader() as reader:
             old = list(_minutes(reader, run, rank, start_s, end_s))
             batches: Iterable[Batch] = (Batch.of_row(*row) for row in reader.execute(query, values))
-            if start_s is None and end_s is None:
+            if (start_s, end_s) == (-EVER_S, EVER_S):
                 total = reader.execute(f"SELECT sum(count) FROM steps WHERE {where}", values).fetchone()[0] or 0
             else:
                 batches = list(_between(batches, start_s, end_s))
@@ -207,24 +214,21 @@ class HistoryReader:
                     logger.warning("%s: a record is skipped: %s", self.where, error)
 
 
-def _minutes(
-    reader: sqlite3.Connection, run: str, rank: int, start_s: float | None, end_s: float | None
-) -> Iterator[StepMinute]:
+def _minutes(reader: sqlite3.Connection, run: str, rank: int, start_s: float, end_s: float) -> Iterator[StepMinute]:
     """Yield a run's old steps by the minute, those whose first step began in a stretch of Unix time."""
     rows = reader.execute("SELECT record FROM step_minute WHERE run = ? AND rank = ? ORDER BY id", (run, rank))
     for (record,) in rows:
         minute = msgspec.msgpack.decode(record, type=StepMinute)
-        begin_s = minute.start_ns / 1e9
-        if (start_s is None or begin_s >= start_s) and (end_s is None or begin_s <= end_s):
+        if start_s <= minute.start_ns / 1e9 <= end_s:
             yield minute
 
 
-def _between(batches: Iterable[Batch], start_s: float | None, end_s: float | None) -> Iterator[Batch]:
+def _between(batches: Iterable[Batch], start_s: float, end_s: float) -> Iterator[Batch]:
     """Yield the parts of batches whose steps began in a stretch of Unix time."""
     for batch in batches:
         starts = batch.column("start_ns")
-        first = 0 if start_s is None else bisect_left(starts, int(start_s * 1e9) - batch.offset_ns)
-        last = len(starts) if end_s is None else bisect_right(starts, int(end_s * 1e9) - batch.offset_ns)
+        first = bisect_left(starts, int(start_s * 1e9) - batch.offset_ns)
+        last = bisect_right(starts, int(end_s * 1e9) - batch.offset_ns)
         if last == 0:
             return  # all that follow are later
         if first < last:

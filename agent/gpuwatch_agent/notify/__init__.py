@@ -16,7 +16,7 @@ import msgspec
 from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.config import NotifySettings
 from gpuwatch.diagnosis.finding import SEVERITIES
-from gpuwatch.errors import ConfigError, MissingExtra
+from gpuwatch.errors import ConfigError, require
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Snapshot
 from gpuwatch_agent.notify.conditions import Condition, conditions
@@ -181,10 +181,9 @@ class Notifier:
 
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:
     """Return a sender for each Apprise URL. Raises: ConfigError naming the URL's kind but not its secrets; MissingExtra."""
-    try:
-        from apprise import Apprise, NotifyFormat, NotifyType
-    except ImportError:
-        raise MissingExtra("apprise", "agent") from None
+    require("apprise", "agent")
+    from apprise import Apprise, NotifyFormat, NotifyType
+
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it logs URLs, which hold secrets
 
     def sender(url: str) -> Sender:

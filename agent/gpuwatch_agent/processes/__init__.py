@@ -4,19 +4,19 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpuwatch import wire
 from gpuwatch.errors import NoData
 from gpuwatch.host import cgroup, proc
 from gpuwatch_agent.deadline import DeadlineThread
-from gpuwatch_agent.processes.owners import OwnerCache
+from gpuwatch_agent.processes.owners import NO_OWNER, Owner, read_owner, user_name
 
 T = TypeVar("T")
-_SEARCH_EVERY_TICKS = 5
-_GROUPS_EVERY_TICKS = 10
+_Identity = tuple[int, int, int]
 _MOST_KNOWN = 4096
 _MOST_PARENTS = 8
 SHM_DEADLINE_S = 2.0
@@ -81,47 +81,44 @@ class ProcessTable:
         self._sysfs = sysfs
         self._namespace = proc.pid_namespace("1", procfs) or proc.pid_namespace("self", procfs)
         self._host_pids: dict[_Identity, int] = {}
-        self._looked_up: dict[_Identity, int | None] = {}  # what `host_pid` found in this tick; so the next three
-        self._stats: dict[int, proc.Stat | None] = {}
-        self._quotas: dict[tuple[Path, ...], cgroup.Quota | None] = {}
-        self._rooms: dict[tuple[Path, ...], cgroup.MemoryRoom | None] = {}
-        self._groups: dict[tuple[str, int, bool], tuple[Path, ...]] = {}
+        self.stat = cache(lambda pid: self.read(proc.stat, pid))
+        """Returns a process's state and usage by pid, as of this tick; None for one that is gone."""
+        self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
+        self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
+        self._groups, self._owner, self._user = cache(self._read_groups), cache(self._read_owner), cache(user_name)
+        self._good_for_ticks: dict[Any, int] = {
+            **dict.fromkeys((self._find, self.stat, self._quota, self._room), 1),
+            self._searched: 5,
+            self._groups: 10,
+            self._owner: 30,
+            self._user: 600,
+        }
         self._ticks = 0
-        self._unfound: dict[_Identity, int] = {}  # ticks to go before a container's process is searched for again
         self._seen: set[int] = set()
-        self._owners = OwnerCache(procfs)
-        self.owner = self._owners.owner
         self._shm = _ShmReader(procfs, host_shm)
 
     def begin_tick(self) -> None:
-        """Start a new tick: what was found is valid for one, the folders of control groups for ten."""
-        for known in (self._looked_up, self._stats, self._quotas, self._rooms):
-            known.clear()
-        if self._ticks % _GROUPS_EVERY_TICKS == 0:
-            self._groups.clear()
+        """Start a new tick: what was found is valid for one, or more."""
+        for found, ticks in self._good_for_ticks.items():
+            if self._ticks % ticks == 0:
+                found.cache_clear()
         self._ticks += 1
-        self._owners.begin_tick()
-        self._unfound = {key: ticks - 1 for key, ticks in self._unfound.items() if ticks > 1}
         if len(self._host_pids) > _MOST_KNOWN:
             self._host_pids.clear()
 
     def host_pid(self, hello: wire.Hello | None) -> int | None:
         """Return the training process's pid in this /proc; None where it cannot be found or has ended."""
-        if hello is None:
-            return None
-        key = _identity(hello)
-        if key not in self._looked_up:
-            pid = self._host_pids.get(key)
-            if pid is None and hello.pid_namespace in (0, self._namespace):
-                pid = hello.pid
-            elif pid is None and key not in self._unfound:
-                pid = self._search(hello)
-                if pid is None:
-                    self._unfound[key] = _SEARCH_EVERY_TICKS
-                else:
-                    self._host_pids[key] = pid
-            self._looked_up[key] = pid if pid is not None and self._is(pid, hello) else None
-        return self._looked_up[key]
+        return None if hello is None else self._find(_identity(hello))
+
+    def _find_now(self, process: _Identity) -> int | None:
+        namespace, number, start_ticks = process
+        pid = self._host_pids.get(process)
+        if pid is None and namespace in (0, self._namespace):
+            pid = number
+        elif pid is None and (pid := self._searched(process)) is not None:
+            self._host_pids[process] = pid
+        stat = None if pid is None else self.stat(pid)
+        return pid if stat is not None and stat.alive and stat.start_ticks == start_ticks else None
 
     def is_peer(self, hello: wire.Hello, pid: int) -> bool:
         """Return whether a process that the kernel names by `pid` is the one that a message names; True where that cannot be seen."""
@@ -163,6 +160,18 @@ class ProcessTable:
         """Return what a reader of `gpuwatch.host.proc` gives for a process; None where it is not readable."""
         return proc.optional(reader, pid, self.procfs)
 
+    def owner(self, pid: int) -> Owner:
+        """Return a process's owner as of the last thirty ticks; `NO_OWNER` for one that is gone or not readable."""
+        try:
+            uid = (self.procfs / str(pid)).stat().st_uid
+        except OSError:
+            return NO_OWNER
+        stat = self.stat(pid)  # a number that is given again is another process's
+        return self._owner(pid, uid, None if stat is None else stat.start_ticks)
+
+    def _read_owner(self, pid: int, uid: int, start_ticks: int | None) -> Owner:
+        return read_owner(self.procfs / str(pid), self._user(uid))
+
     def allowed_cores(self, pid: int) -> int | None:
         """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
         cores = self.read(proc.allowed_cores, pid)
@@ -170,24 +179,18 @@ class ProcessTable:
 
     def groups(self, controller: str, pid: int, root: bool = True) -> tuple[Path, ...]:
         """Return the folders of a process's control groups, see `cgroup.folders`, as they were within the last ten ticks."""
-        key = (controller, pid, root)
-        if key not in self._groups:
-            self._groups[key] = tuple(cgroup.folders(controller, self.procfs, self._sysfs, pid, root))
-        return self._groups[key]
+        return self._groups(controller, pid, root)
+
+    def _read_groups(self, controller: str, pid: int, root: bool) -> tuple[Path, ...]:
+        return tuple(cgroup.folders(controller, self.procfs, self._sysfs, pid, root))
 
     def quota(self, pid: int) -> cgroup.Quota | None:
         """Return the CPU quota over a process; None without a readable one."""
-        groups = self.groups("cpu", pid)
-        if groups not in self._quotas:
-            self._quotas[groups] = cgroup.quota(groups)
-        return self._quotas[groups]
+        return self._quota(self.groups("cpu", pid))
 
     def memory_room(self, pid: int) -> cgroup.MemoryRoom | None:
         """Return what a process can use within its container's or job's limit; None without one."""
-        groups = self.groups("memory", pid)
-        if groups not in self._rooms:
-            self._rooms[groups] = cgroup.memory_room(groups)
-        return self._rooms[groups]
+        return self._room(self.groups("memory", pid))
 
     def open_files(self, pid: int) -> int | None:
         """Return how many file descriptors a process has open; None where that is not readable."""
@@ -222,28 +225,14 @@ class ProcessTable:
                 return
             pid = stat.parent
 
-    def _is(self, pid: int, hello: wire.Hello) -> bool:
-        """Return whether this is the process, alive."""
-        stat = self.stat(pid)
-        return stat is not None and stat.alive and stat.start_ticks == hello.process_start_ticks
-
-    def stat(self, pid: int) -> proc.Stat | None:
-        """Return a process's state and usage as of this tick; None for one that is gone."""
-        if pid not in self._stats:
-            self._stats[pid] = self.read(proc.stat, pid)
-        return self._stats[pid]
-
-    def _search(self, hello: wire.Hello) -> int | None:
+    def _search(self, namespace: int, number: int) -> int | None:
         """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""
         with contextlib.suppress(OSError):  # no descriptor is free
             for pid in (int(entry.name) for entry in self.procfs.iterdir() if entry.name.isdigit()):
-                is_inside = proc.pid_namespace(pid, self.procfs) == hello.pid_namespace
-                if is_inside and self.read(proc.own_number, pid) == hello.pid:
+                is_inside = proc.pid_namespace(pid, self.procfs) == namespace
+                if is_inside and self.read(proc.own_number, pid) == number:
                     return pid
         return None
-
-
-_Identity = tuple[int, int, int]
 
 
 def _identity(hello: wire.Hello) -> _Identity:

@@ -5,8 +5,7 @@ Other variables are not kept, and command lines are never read.
 
 import pwd
 import re
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -75,8 +74,6 @@ POD_HOSTNAME = "HOSTNAME"  # read in a pod only, where the kubelet sets it to th
 _NAMES = frozenset(name for names in ENVIRONMENT.values() for name in names) | {POD_HOSTNAME}
 _MOST_ENVIRONMENT = 1 << 20
 _MOST_TEXT = 128
-_GOOD_FOR_S = 30.0
-_USER_GOOD_FOR_S = 600.0
 
 
 def allowed(environ: bytes) -> dict[str, str]:
@@ -86,8 +83,13 @@ def allowed(environ: bytes) -> dict[str, str]:
         name, _, value = entry.partition(b"=")
         text = name.decode("ascii", "replace")
         if text in _NAMES and value:
-            found[text] = "".join(c for c in value.decode("utf-8", "replace")[:_MOST_TEXT] if c.isprintable())
+            found[text] = printable(value.decode("utf-8", "replace")[:_MOST_TEXT])
     return found
+
+
+def printable(text: str) -> str:
+    """Return a text without the characters that are not printable."""
+    return "".join(filter(str.isprintable, text))
 
 
 def combine(user: str, group: Owner, variables: dict[str, str]) -> Owner:
@@ -116,49 +118,18 @@ def together(owners: Iterable[Owner]) -> Owner:
     return Owner(**{name: found[0] if len(found) == 1 else (SHARED if found else "") for name, found in values.items()})
 
 
-class OwnerCache:
-    """Owners of processes by pid, each read at most every 30 s."""
+def read_owner(folder: Path, user: str) -> Owner:
+    """Return the owner of a user's process by its folder in /proc."""
+    group = parse_cgroup(_read(folder / "cgroup").decode("utf-8", "replace"))
+    return combine(user, group, allowed(_read(folder / "environ")))
 
-    def __init__(self, procfs: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._procfs = procfs
-        self._clock = clock
-        self._known: dict[int, tuple[int, float, Owner]] = {}  # (uid, when it was read, owner)
-        self._requested: set[int] = set()
-        self._users: dict[int, tuple[float, str]] = {}
 
-    def owner(self, pid: int) -> Owner:
-        """Return a process's owner; `NO_OWNER` for one that is gone or not readable."""
-        self._requested.add(pid)
-        directory = self._procfs / str(pid)
-        try:
-            status = directory.stat()
-        except OSError:
-            return NO_OWNER
-        now_s = self._clock()
-        known = self._known.get(pid)
-        if known is not None and known[0] == status.st_uid and now_s - known[1] < _GOOD_FOR_S:
-            return known[2]
-        group = parse_cgroup(_read(directory / "cgroup").decode("utf-8", "replace"))
-        owner = combine(self._user(status.st_uid, now_s), group, allowed(_read(directory / "environ")))
-        self._known[pid] = (status.st_uid, now_s, owner)
-        return owner
-
-    def begin_tick(self) -> None:
-        """Drop those not requested in the last tick: a reused pid is another process."""
-        for pid in self._known.keys() - self._requested:
-            del self._known[pid]
-        self._requested.clear()
-
-    def _user(self, uid: int, now_s: float) -> str:
-        """Return a user's name, or number. Cached: the user database may be across a network."""
-        known = self._users.get(uid)
-        if known is None or now_s - known[0] >= _USER_GOOD_FOR_S:
-            try:
-                name = pwd.getpwuid(uid).pw_name
-            except KeyError:
-                name = str(uid)
-            known = self._users[uid] = (now_s, name)
-        return known[1]
+def user_name(uid: int) -> str:
+    """Return a user's name, or number. To be cached: the user database may be across a network."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _read(path: Path) -> bytes:

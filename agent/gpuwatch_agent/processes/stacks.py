@@ -5,9 +5,9 @@ sampler starts it, collects its result in a later tick, and never waits.
 """
 
 import logging
-import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,8 +75,7 @@ class StackWatch:
         self._folder = folder
         self._take = take
         self._start_thread = start
-        self._done: queue.SimpleQueue[tuple[_Capture, Stacks | None]] = queue.SimpleQueue()
-        self._running = False
+        self._running: tuple[_Capture, Future[Stacks | None]] | None = None
         self._sampled_ns: dict[tuple[str, bool], int] = {}
         """When stacks of each run were last taken, of one of its ranks and (True) of all: a hang is captured also soon after a slow loader."""
         self._seen: list[tuple[_Capture, Stacks | None]] = []  # recent results; None where a capture failed
@@ -85,7 +84,7 @@ class StackWatch:
     def tick(self, runs: Sequence[Run], book: FindingTracker, table: ProcessTable, now_ns: int, now_s: float) -> None:
         """Assign finished captures to findings, and start the next one if a finding needs it."""
         self._collect(book, now_ns)
-        if not self._settings.automatic or self._running:
+        if not self._settings.automatic or self._running is not None:
             return
         every_ns = self._settings.every_s * 1e9
         self._sampled_ns = {key: at_ns for key, at_ns in self._sampled_ns.items() if now_ns - at_ns < every_ns}
@@ -97,15 +96,15 @@ class StackWatch:
                 if targets := self._targets(run, runs, cause, table, now_s):
                     self._sampled_ns[run.run, _of_all(cause)] = now_ns
                     capture = _Capture(run.run, run.rank, cause, targets, now_ns)
-                    self._running = True
-                    self._start_thread(partial(self._sample, capture))
+                    self._running = capture, Future()
+                    self._start_thread(partial(self._sample, *self._running))
                     return
 
     def _collect(self, book: FindingTracker, now_ns: int) -> None:
         self._seen = [seen for seen in self._seen if now_ns - seen[0].at_ns < 2 * _SERVES_NS]
-        while not self._done.empty():
-            self._seen.append(self._done.get())
-            self._running = False
+        if self._running is not None and self._running[1].done():
+            self._seen.append((self._running[0], self._running[1].result()))
+            self._running = None
         for capture, stacks in self._seen:
             for (run, rank, _, _), entry in book.entries.items():
                 if capture.serves(run, rank, entry):
@@ -123,7 +122,7 @@ class StackWatch:
                 found.append(Target(each.rank, pid, self._folder / file))
         return tuple(found)
 
-    def _sample(self, capture: _Capture) -> None:
+    def _sample(self, capture: _Capture, result: Future[Stacks | None]) -> None:
         stacks = None
         try:
             stacks = self._take(capture.targets, self._settings.seconds, self._settings.rate_hz)
@@ -133,7 +132,7 @@ class StackWatch:
         except Exception:
             logger.exception("taking the stacks of run %s failed", capture.run)
         finally:
-            self._done.put((capture, stacks))
+            result.set_result(stacks)
 
     def _forget_old(self) -> None:
         """Keep the newest flame graphs; their names begin with their time."""

@@ -115,5 +115,5 @@ def test_a_stretch_of_time_has_exactly_the_steps_that_began_in_it(history: Histo
     found = history.reader.steps("r", 0, 100, BEGIN_S + 0.245, BEGIN_S + 0.3801)
     assert found.bucket_steps == 1
     assert found.step == list(range(25, 39))
-    assert history.reader.steps("r", 0, 100, BEGIN_S + 50, None) is None
+    assert history.reader.steps("r", 0, 100, BEGIN_S + 50) is None
     assert history.reader.steps("unknown-run", 0, 100) is None

@@ -245,10 +245,9 @@ def test_a_row_that_cannot_be_summed_stops_neither_downsampling_nor_retention(ag
     rows.append({**columns(4), "samples": b"12345"})
     for number, packed in enumerate(rows):
         assert history.commit(Tick(NOW_S + number, [], {}, [], [StepBatch("bad", 0, 0, NOW_S + number, 0, packed)], []))
-    with history._transaction():
-        history._connection.execute(
-            "INSERT INTO steps SELECT id + 10, run, rank, 9, 1, time_ms, 0, x'c1' FROM steps WHERE id = 1"
-        )
+    history._connection.execute(
+        "INSERT INTO steps SELECT id + 10, run, rank, 9, 1, time_ms, 0, x'c1' FROM steps WHERE id = 1"
+    )
     good = FakeHook(5 * S, run="good").step()
     history.commit(Tick(NOW_S + 5, [], {}, [], [StepBatch("good", 0, 0, NOW_S + 5, 0, good.message().columns)], []))
     for _ in range(5):

@@ -13,13 +13,12 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpuwatch.config import AgentSettings
 from gpuwatch.errors import NoData
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
 from gpuwatch_agent.collectors import Collector, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
-from gpuwatch_agent.collectors.drivers import Gpu
+from gpuwatch_agent.collectors.drivers import GpuDevice
 from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import Page, content_type, finding_samples, gpu_samples, run_samples
@@ -37,17 +36,16 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 class NoNvml(DcgmCollector):
     """An exporter on a node whose driver the agent cannot use."""
 
-    def start(self) -> Iterator[Gpu | str]:
+    def start(self) -> Iterator[GpuDevice | str]:
         raise NoData("no driver")
 
 
 def node_collectors() -> list[Collector]:
     """Return the collectors of the fixture node, those that would look at this machine left out."""
     roots = Roots(procfs=FIXTURES / "node" / "proc", sysfs=FIXTURES / "node" / "sys", shm=FIXTURES)
-    standing = [c for c in build(roots, AgentSettings(series="full")) if c.name not in ("shm", "agent_process", "gpu")]
     page = (FIXTURES / "dcgm" / "metrics.txt").read_text()
     gpus = NoNvml("http://node:9400", deadline_s=30, fetch=lambda url, timeout_s: page)
-    return [*standing, gpus]
+    return [c for c in build(roots, gpus) if c.name not in ("shm", "agent_process")]
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.owners import (
     ENVIRONMENT,
     NO_OWNER,
     Owner,
-    OwnerCache,
     allowed,
     combine,
     parse_cgroup,
@@ -126,16 +126,17 @@ def test_several_processes_share_what_they_agree_on() -> None:
 
 
 class Node:
-    """A /proc with processes, and a clock."""
+    """A /proc with processes, and their table."""
 
     def __init__(self, procfs: Path) -> None:
         self.procfs = procfs
-        self.now_s = 0.0
-        self.book = OwnerCache(procfs, lambda: self.now_s)
+        self.book = ProcessTable(procfs)
+        self.book.begin_tick()
 
-    def put(self, pid: int, cgroup: str = "0::/", environ: bytes = b"") -> None:
+    def put(self, pid: int, cgroup: str = "0::/", environ: bytes = b"", start: int = 1) -> None:
         directory = self.procfs / str(pid)
         directory.mkdir(exist_ok=True)
+        (directory / "stat").write_text(f"{pid} (python) S 1 {'0 ' * 17}{start} 0 0\n")
         (directory / "cgroup").write_text(cgroup)
         (directory / "environ").write_bytes(environ)
         (directory / "cmdline").write_bytes(b"python\0train.py\0--token=hunter2")
@@ -148,9 +149,10 @@ def test_process_is_looked_up_once_in_half_a_minute(tmp_path: Path) -> None:
     assert (first.job, first.step, first.pod) == ("1", "0", "a")
     assert first.user == node.book.owner(7).user != ""
     node.put(7, "0::/system.slice/slurmstepd.scope/job_2/step_0")
-    node.now_s = 29
-    assert node.book.owner(7).job == "1"
-    node.now_s = 31
+    for _ in range(29):
+        node.book.begin_tick()
+        assert node.book.owner(7).job == "1"
+    node.book.begin_tick()
     assert node.book.owner(7).job == "2"
 
 
@@ -158,9 +160,8 @@ def test_number_that_is_given_again_is_looked_up_again(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.put(7, "0::/system.slice/slurmstepd.scope/job_1/step_0")
     assert node.book.owner(7).job == "1"
+    node.put(7, "0::/system.slice/slurmstepd.scope/job_2/step_0", start=2)
     node.book.begin_tick()
-    node.put(7, "0::/system.slice/slurmstepd.scope/job_2/step_0")
-    node.book.begin_tick()  # a turn in which nobody asked for it
     assert node.book.owner(7).job == "2"
 
 
@@ -173,6 +174,6 @@ def test_process_that_is_gone_or_not_to_be_seen_is_nobodys(tmp_path: Path) -> No
 
 def test_own_environment_through_the_kernels_own_file() -> None:
     """This process's /proc: no error, its user, and no more of its environment than is allowed."""
-    owner = OwnerCache(Path("/proc")).owner(os.getpid())
+    owner = ProcessTable(Path("/proc")).owner(os.getpid())
     assert owner.user != ""
     assert os.environ["PATH"] not in repr(owner)

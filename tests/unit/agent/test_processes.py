@@ -65,7 +65,7 @@ def test_container_process_is_searched_for_once_in_five_turns(
     table: ProcessTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches = []
-    monkeypatch.setattr(table, "_search", searches.append)
+    monkeypatch.setattr(table, "_search", lambda *process: searches.append(process))
     hello = msgspec.structs.replace(FakeHook().hello(), pid_namespace=4026531836)
     for _ in range(20):
         table.begin_tick()
@@ -172,7 +172,7 @@ def test_a_command_s_name_may_be_any_bytes(table: ProcessTable, tmp_path: Path, 
     assert table.alive(FakeHook().hello()) is True
     assert table.name(4711).encode()
     contained = msgspec.structs.replace(FakeHook(pid=7).hello(), pid_namespace=inside)
-    assert table._search(contained) == 4711
+    assert table._search(contained.pid_namespace, contained.pid) == 4711
     assert table.is_peer(contained, 4711)
     assert not table.is_peer(FakeHook(pid=8).hello(), 4711)
 
@@ -196,3 +196,18 @@ def test_without_a_free_descriptor_a_container_s_process_is_not_found(
 
     monkeypatch.setattr(Path, "iterdir", full)
     assert table.alive(msgspec.structs.replace(FakeHook().hello(), pid_namespace=4026531836)) is None
+
+
+def test_a_container_s_first_process_that_starts_again_is_searched_for_at_once(
+    table: ProcessTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number is 1 again, and the kernel gives a namespace's inode again."""
+    found = [4711, 4800]
+    monkeypatch.setattr(table, "_search", lambda namespace, number: found.pop(0))
+    stats = {4711: 100, 4800: 200}
+    monkeypatch.setattr(table, "read", lambda reader, pid: proc.Stat("R", 1, 0.0, 1, stats[pid], 0))
+    hello = msgspec.structs.replace(FakeHook(pid=1).hello(), pid_namespace=4026531836, process_start_ticks=100)
+    table.begin_tick()
+    assert table.host_pid(hello) == 4711
+    table.begin_tick()
+    assert table.host_pid(msgspec.structs.replace(hello, process_start_ticks=200)) == 4800

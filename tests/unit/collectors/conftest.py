@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from gpuwatch_agent.collectors import Collector
+from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.node import Roots
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -28,7 +29,7 @@ def bare(tmp_path: Path) -> Roots:
 def values():
     """Values by (metric, labels) of one turn of a collector."""
 
-    def collect(collector: Collector) -> dict[tuple[str, ...], float]:
-        return {(sample.metric, *sample.labels): sample.value for sample in collector.collect()}
+    def values(collect: Callable[[], Iterable[Sample]]) -> dict[tuple[str, ...], float]:
+        return {(sample.metric, *sample.labels): sample.value for sample in collect()}
 
-    return collect
+    return values

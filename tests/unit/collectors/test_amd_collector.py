@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import GpuwatchError, NoData
-from gpuwatch_agent.collectors import build, gpu_source
+from gpuwatch_agent.collectors import gpu_source
 from gpuwatch_agent.collectors.amd import AmdCollector, load_amdsmi
 from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.collectors.nvml import GpuCollector
@@ -157,8 +157,8 @@ def test_call_that_hangs_is_given_up_on_named_and_waited_for(smi: FakeAmdsmi, cl
 
 def test_amds_driver_alone_makes_it_the_source(tmp_path: Path) -> None:
     roots = Roots(sysfs=tmp_path)
-    assert isinstance(gpu_source(build(roots)), GpuCollector)
+    assert isinstance(gpu_source(roots), GpuCollector)
     (tmp_path / "module" / "amdgpu").mkdir(parents=True)
-    assert isinstance(gpu_source(build(roots)), AmdCollector)
+    assert isinstance(gpu_source(roots), AmdCollector)
     (tmp_path / "module" / "nvidia").mkdir()  # the processor's own graphics are AMD's, the GPUs are not
-    assert isinstance(gpu_source(build(roots)), GpuCollector)
+    assert isinstance(gpu_source(roots), GpuCollector)

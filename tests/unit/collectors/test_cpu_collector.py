@@ -11,7 +11,7 @@ from gpuwatch_agent.collectors.node import CpuCollector, never_back
 
 
 def test_values(node, values):
-    assert values(CpuCollector(node, ticks_per_s=100)) == {
+    assert values(CpuCollector(node, ticks_per_s=100).collect) == {
         ("gpuwatch_cpu_seconds_total", "user"): 3018.54,
         ("gpuwatch_cpu_seconds_total", "nice"): 6.12,
         ("gpuwatch_cpu_seconds_total", "system"): 1119.22,
@@ -40,7 +40,7 @@ def test_modes_that_an_old_kernel_lacks_are_absent():
 
 
 def test_the_tick_is_the_systems(node, values):
-    assert values(CpuCollector(node, ticks_per_s=250))["gpuwatch_cpu_seconds_total", "user"] == 301854 / 250
+    assert values(CpuCollector(node, ticks_per_s=250).collect)["gpuwatch_cpu_seconds_total", "user"] == 301854 / 250
 
 
 def test_a_small_step_back_is_held_and_a_large_one_passes():
@@ -51,17 +51,17 @@ def test_a_small_step_back_is_held_and_a_large_one_passes():
 def test_iowait_never_goes_back_between_turns(node, values, tmp_path):
     shutil.copy(node.procfs / "stat", tmp_path / "stat")
     collector = CpuCollector(dataclasses.replace(node, procfs=tmp_path), ticks_per_s=100)
-    values(collector)
+    values(collector.collect)
     text = (tmp_path / "stat").read_text()
     (tmp_path / "stat").write_text(text.replace("8979004 3552", "8979100 3500", 1))
-    second = values(collector)
+    second = values(collector.collect)
     assert second["gpuwatch_cpu_seconds_total", "idle"] == 89791.00
     assert second["gpuwatch_cpu_seconds_total", "iowait"] == 35.52
 
 
 def test_no_file(bare, values):
     with pytest.raises(NoData, match="stat does not exist"):
-        values(CpuCollector(bare))
+        values(CpuCollector(bare).collect)
 
 
 def test_odd_text():

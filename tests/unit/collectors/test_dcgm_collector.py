@@ -63,9 +63,9 @@ def collector(exporter: Exporter, *samples: Sample, clock=lambda: 0.0) -> DcgmCo
 
 def test_page_in_our_names_and_units() -> None:
     first, second = parse_page(PAGE).values()
-    assert first.gpu.device == GpuDevice(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", "00000000:1B:00.0", 0)
+    assert first.gpu == GpuDevice(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", "00000000:1B:00.0", 0)
     assert first.gpu.driver == "550.54.15"
-    found = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in first.values()}
+    found = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in first.values(first.gpu)}
     assert {key: value for key, value in found.items() if key[0] != "throttled"} == pytest.approx(
         {
             ("utilization_ratio",): 0.97,
@@ -86,7 +86,7 @@ def test_page_in_our_names_and_units() -> None:
         }
     )
     assert {key[1] for key, value in found.items() if key[0] == "throttled" and value} == {"power", "sw_power_cap"}
-    other = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in second.values()}
+    other = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in second.values(second.gpu)}
     assert other["last_xid",] == 79 and ("last_xid",) not in found
     # blank values of either width, and fields that the exporter left out
     assert not {("pcie_transmit_bytes_per_second",), ("pcie_receive_bytes_per_second",), ("sm_active_ratio",)} & set(
@@ -99,27 +99,24 @@ def test_mig_instances_are_apart_from_their_gpu() -> None:
     fields = {"DEV_FB_USED": 3, "DEV_GPU_UTIL": 0, "DEV_SM_CLOCK": 1980, "PROF_SM_ACTIVE": 0.25}
     fields |= {"PROF_GR_ENGINE_ACTIVE": 0.5, "PROF_DRAM_ACTIVE": 0.125}
     (gpu,) = parse_page("".join(f"DCGM_FI_{name}{{{labels}}} {value}\n" for name, value in fields.items())).values()
-    assert gpu.values() == [
+    assert gpu.values(gpu.gpu) == [
         ("gpuwatch_gpu_sm_clock_hertz", 1.98e9, ())
     ]  # it has no utilization, though the page says 0
     instance = GpuDevice("0:0", "MIG-a", "NVIDIA H100 MIG 1g.10gb", "", None, ("7", "1g.10gb"), 1 / 7)
     used = ("gpuwatch_gpu_memory_used_bytes", 3 * MIB, ())
-    assert gpu.instance_values(instance) == [
+    assert gpu.values(instance) == [
         used,
         ("gpuwatch_gpu_engine_active_ratio", 0.5, ()),
         ("gpuwatch_gpu_sm_active_ratio", 0.25, ()),
     ]
-    assert gpu.instance_values(replace(instance, instance=("7", "1c.2g.20gb"))) == [used]  # of two that share it
-    assert gpu.instance_values(replace(instance, instance=("8", "1g.10gb"))) == []
+    assert gpu.values(replace(instance, instance=("7", "1c.2g.20gb"))) == [used]  # of two that share it
+    assert gpu.values(replace(instance, instance=("8", "1g.10gb"))) == []
 
 
 def test_recorded_page_of_an_idle_l40s() -> None:
     (gpu,) = parse_page((PAGES / "l40s.txt").read_text()).values()
-    assert (
-        gpu.gpu.device == GpuDevice(0, "GPU-l40s", "NVIDIA L40S", "00000000:00:07.0", 0)
-        and gpu.gpu.driver == "595.58.03"
-    )
-    assert dict((name.removeprefix("gpuwatch_gpu_"), value) for name, value, _ in gpu.values()) == pytest.approx(
+    assert gpu.gpu == GpuDevice(0, "GPU-l40s", "NVIDIA L40S", "00000000:00:07.0", 0) and gpu.gpu.driver == "595.58.03"
+    assert dict((name.removeprefix("gpuwatch_gpu_"), value) for name, value, _ in gpu.values(gpu.gpu)) == pytest.approx(
         {
             "utilization_ratio": 0,
             "memory_used_bytes": 0,
@@ -139,7 +136,7 @@ def test_recorded_page_of_an_idle_l40s() -> None:
 
 def test_recorded_page_with_mig_gives_the_whole_gpus_values_once() -> None:
     split, whole = parse_page((PAGES / "a800-mig.txt").read_text()).values()
-    found = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in split.values()}
+    found = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in split.values(split.gpu)}
     assert found == pytest.approx(
         {
             ("power_watts",): 78.446,
@@ -148,7 +145,7 @@ def test_recorded_page_with_mig_gives_the_whole_gpus_values_once() -> None:
             ("sm_clock_hertz",): 1.41e9,
         }
     )
-    assert split.gpu.device.pci_bus_id == "" and dict(whole.fields)["DCGM_FI_DEV_POWER_USAGE"] == 55.942
+    assert split.gpu.pci_bus_id == "" and dict(whole.fields)["DCGM_FI_DEV_POWER_USAGE"] == 55.942
 
 
 def test_exporter_and_nvml_together(exporter: Exporter) -> None:

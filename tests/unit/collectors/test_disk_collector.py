@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import is_disk
-from gpuwatch_agent.collectors.node import OfNode, disk
+from gpuwatch_agent.collectors.node import disk
 
 
 def test_values(node, values):
     """Two disks: no partition, no loop device, and no md0 or dm-0, whose bytes the disks below them have counted."""
-    assert values(OfNode(disk, node)) == {
+    assert values(partial(disk, node)) == {
         ("gpuwatch_disk_read_bytes_total", "nvme0n1"): 4643973 * 512,
         ("gpuwatch_disk_written_bytes_total", "nvme0n1"): 39451633 * 512,
         ("gpuwatch_disk_io_time_seconds_total", "nvme0n1"): 222.766,
@@ -36,7 +38,7 @@ def test_a_slash_in_a_name(bare, values):
     """HP's old controllers."""
     bare.procfs.mkdir(parents=True)
     (bare.procfs / "diskstats").write_text("104 0 cciss/c0d0 1 0 2 3 4 0 6 7 0 1500 9\n")
-    assert values(OfNode(disk, bare)) == {
+    assert values(partial(disk, bare)) == {
         ("gpuwatch_disk_read_bytes_total", "cciss/c0d0"): 1024,
         ("gpuwatch_disk_written_bytes_total", "cciss/c0d0"): 3072,
         ("gpuwatch_disk_io_time_seconds_total", "cciss/c0d0"): 1.5,
@@ -47,16 +49,16 @@ def test_odd_text(bare, values):
     bare.procfs.mkdir(parents=True)
     (bare.procfs / "diskstats").write_text("8 0 sda a b c d e f g h i j k\n")
     with pytest.raises(ValueError):
-        values(OfNode(disk, bare))
+        values(partial(disk, bare))
 
 
 def test_no_file(bare, values):
     with pytest.raises(NoData, match="diskstats does not exist"):
-        values(OfNode(disk, bare))
+        values(partial(disk, bare))
 
 
 def test_no_disk(bare, values):
     bare.procfs.mkdir(parents=True)
     (bare.procfs / "diskstats").write_text("7 0 loop0 20 0 160 1 0 0 0 0 0 1 1\n")
     with pytest.raises(NoData, match="no disk"):
-        values(OfNode(disk, bare))
+        values(partial(disk, bare))

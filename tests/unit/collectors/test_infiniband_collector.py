@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.node import OfNode, infiniband
+from gpuwatch_agent.collectors.node import infiniband
 
 
 def test_values(node, values):
     """Two ports that count, one of them not all; a third whose driver has no counters. The unit is four bytes."""
     prefix = "gpuwatch_infiniband_"
-    assert values(OfNode(infiniband, node)) == {
+    assert values(partial(infiniband, node)) == {
         (f"{prefix}port_data_received_bytes_total", "mlx5_0", "1"): 4_000_000,
         (f"{prefix}port_data_transmitted_bytes_total", "mlx5_0", "1"): 10_000_000,
         (f"{prefix}symbol_errors_total", "mlx5_0", "1"): 0,

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.node import OfNode, load, parse_loadavg
+from gpuwatch_agent.collectors.node import load, parse_loadavg
 
 
 def test_values(node, values):
-    assert values(OfNode(load, node)) == {("gpuwatch_load1",): 6.21, ("gpuwatch_procs_running",): 9}
+    assert values(partial(load, node)) == {("gpuwatch_load1",): 6.21, ("gpuwatch_procs_running",): 9}
 
 
 def test_no_file(bare, values):
     with pytest.raises(NoData, match="loadavg does not exist"):
-        values(OfNode(load, bare))
+        values(partial(load, bare))
 
 
 @pytest.mark.parametrize("text", ["0.20 0.18 0.12", "0.20 0.18 0.12 80 11206", "a b c 1/80 1"])

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.node import OfNode, is_physical, network
+from gpuwatch_agent.collectors.node import is_physical, network
 
 HEAD = "Inter-|   Receive  |  Transmit\n face |bytes  packets|bytes  packets\n"
 
 
 def test_values(node, values):
     """Of lo, eth0, ib0, docker0, a veth, a bond over eth0 and a VLAN on it, two count, and each once."""
-    assert values(OfNode(network, node)) == {
+    assert values(partial(network, node)) == {
         ("gpuwatch_network_receive_bytes_total", "eth0"): 68210035552,
         ("gpuwatch_network_transmit_bytes_total", "eth0"): 9315587528,
         ("gpuwatch_network_receive_bytes_total", "ib0"): 10437182923,
@@ -21,7 +23,7 @@ def test_values(node, values):
 def test_the_readers_own_namespace_where_process_1_is_not_to_be_seen(bare, values):
     (bare.procfs / "net").mkdir(parents=True)
     (bare.procfs / "net" / "dev").write_text(HEAD + "  eth0: 11 0 0 0 0 0 0 0 22 0 0 0 0 0 0 0\n")
-    assert values(OfNode(network, bare)) == {
+    assert values(partial(network, bare)) == {
         ("gpuwatch_network_receive_bytes_total", "eth0"): 11,
         ("gpuwatch_network_transmit_bytes_total", "eth0"): 22,
     }
@@ -57,14 +59,14 @@ def test_counted_here(name):
 
 def test_no_file(bare, values):
     with pytest.raises(NoData, match="net/dev does not exist"):
-        values(OfNode(network, bare))
+        values(partial(network, bare))
 
 
 def test_nothing_but_the_loopback(bare, values):
     (bare.procfs / "net").mkdir(parents=True)
     (bare.procfs / "net" / "dev").write_text(HEAD + "    lo: 11 0 0 0 0 0 0 0 11 0 0 0 0 0 0 0\n")
     with pytest.raises(NoData, match="no network interface but virtual ones"):
-        values(OfNode(network, bare))
+        values(partial(network, bare))
 
 
 @pytest.mark.parametrize("line", ["eth0: 1 2 3", "eth0: a 0 0 0 0 0 0 0 b 0 0 0 0 0 0 0"])
@@ -72,4 +74,4 @@ def test_odd_text(bare, values, line):
     (bare.procfs / "net").mkdir(parents=True)
     (bare.procfs / "net" / "dev").write_text(HEAD + line + "\n")
     with pytest.raises((ValueError, IndexError)):
-        values(OfNode(network, bare))
+        values(partial(network, bare))

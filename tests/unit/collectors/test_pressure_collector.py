@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import parse_pressure
-from gpuwatch_agent.collectors.node import OfNode, pressure
+from gpuwatch_agent.collectors.node import pressure
 
 
 def test_values(node, values):
-    assert values(OfNode(pressure, node)) == {
+    assert values(partial(pressure, node)) == {
         ("gpuwatch_pressure_cpu_waiting_seconds_total",): 14.036781,
         ("gpuwatch_pressure_io_waiting_seconds_total",): 2.965216,
         ("gpuwatch_pressure_io_stalled_seconds_total",): 2.747136,
@@ -25,12 +26,12 @@ def test_a_resource_that_is_missing_leaves_the_others(node, values, tmp_path):
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure" / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\n")
     roots = dataclasses.replace(node, procfs=tmp_path)
-    assert values(OfNode(pressure, roots)) == {("gpuwatch_pressure_cpu_waiting_seconds_total",): 1.5}
+    assert values(partial(pressure, roots)) == {("gpuwatch_pressure_cpu_waiting_seconds_total",): 1.5}
 
 
 def test_no_file(bare, values):
     with pytest.raises(NoData, match="psi=1"):
-        values(OfNode(pressure, bare))
+        values(partial(pressure, bare))
 
 
 def test_switched_off_at_boot(node, values, monkeypatch):
@@ -41,7 +42,7 @@ def test_switched_off_at_boot(node, values, monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(NoData, match="psi=1"):
-        values(OfNode(pressure, node))
+        values(partial(pressure, node))
 
 
 def test_another_failure_is_one(node, values, monkeypatch):
@@ -50,7 +51,7 @@ def test_another_failure_is_one(node, values, monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(OSError, match="Input/output error"):
-        values(OfNode(pressure, node))
+        values(partial(pressure, node))
 
 
 def test_odd_text():

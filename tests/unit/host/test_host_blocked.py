@@ -72,7 +72,7 @@ def test_bytes_and_disks_of_a_node(tmp_path: Path) -> None:
     line = "{} 0 {} 10 0 2048 5 0 0 0 0 0 1500 0\n"
     names = ("sda", "sda1", "loop0", "nvme0n1", "nvme0n1p2", "dm-0", "vda")
     (tmp_path / "diskstats").write_text("".join(line.format(8, name) for name in names))
-    assert disks(tmp_path) == {name: (2048 * 512, 1.5) for name in ("sda", "nvme0n1", "vda")}
+    assert disks(tmp_path) == {name: (2048 * 512, 0, 1.5) for name in ("sda", "nvme0n1", "vda")}
 
 
 def test_what_is_not_there_is_no_data(tmp_path: Path) -> None:
