@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from gpuwatch.api.client import Client, Prometheus, RunSource
 from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run
@@ -12,7 +13,7 @@ from gpuwatch.formatting import as_json, file_name, harmless
 from gpuwatch.tools.reports.comparison import Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather
-from gpuwatch.tools.reports.job import job_text, joined, joined_text
+from gpuwatch.tools.reports.job import job_text, joined, joined_text, of_runs
 from gpuwatch.tools.reports.model import RunReport, from_json
 from gpuwatch.wire import MAX_NAME
 
@@ -141,9 +142,11 @@ def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
         if whole is None:
             raise ConfigError(f"--job {name}: {site.where} has not recorded it; are its rules from `gpuwatch rules`?")
         return as_json(whole) if json else joined_text(whole)
-    jobs = {job.job: job for job in Client(agent, "give --agent URL").caught_up().jobs()}
+    source = Client(agent, "give --agent URL").caught_up()
+    jobs = {job.job: job for job in source.jobs()}
     found = next((jobs[each] for each in names if each in jobs), None)
     if found is None:
         none = "none: a job has a scheduler's id, GPUWATCH_JOB, or a run that was resumed"
         raise ConfigError(f"--job {name}: no such job on this node; known: {', '.join([*jobs][:10]) or none}")
-    return as_json(found) if json else job_text(found)
+    held = of_runs(run for run in source.runs(kept=True) if run.run in found.runs)
+    return as_json({**asdict(found), **held}) if json else job_text(found, held)

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.integration.agent_process import Agent
 from tests.integration.recorded_fleet import Series, write_blocks
+from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.programs import agent, hook_environment
 from tests.servers import Server, prometheus_config, start_prometheus, wait_for
 from tests.slurm import epilog_line
@@ -121,6 +123,38 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     assert states["compute"] < run["states"]["compute"]
 
 
+def test_a_job_in_two_slurm_jobs_has_the_gpus_of_its_runs(tmp_path: Path) -> None:
+    """GPUWATCH_JOB joins what Slurm calls 4711 and 4712: its runs are named, and the card has what they held."""
+    config = tmp_path / "gpuwatch.toml"
+    config.write_text('[prices]\ngpu_hour = 3600.0\ncurrency = "EUR"\n')  # a second is a euro
+    nvml = FakeNvml(tmp_path)
+    nvml.write([FakeGpu(uuid="GPU-0")])
+    with Agent(tmp_path, "--config", str(config), environment=nvml.environment()) as node:
+        for number, first in ((4711, 0), (4712, 30)):
+            slurm = {"SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0", "GPUWATCH_JOB": "llm-7"}
+            command = [sys.executable, "-c", PROGRAM, str(first), "40", "hang"]
+            process = subprocess.Popen(
+                command, env=hook_environment(tmp_path, **slurm), stdout=subprocess.PIPE, text=True
+            )
+            nvml.write([FakeGpu(uuid="GPU-0", utilization_percent=50, processes=((process.pid, 1 << 30),))])
+            run = f"slurm-{number}.0"
+            wait_for("its GPU", lambda run=run: (node.run(run) or {}).get("gpus"), 30)  # type: ignore[misc]
+            served = node.metrics()
+            assert ("gpuwatch_job_start_timestamp_seconds", "llm-7", run) in served
+            assert any(each[0] == "gpuwatch_run_info" and str(number) in each for each in served)  # its job_id
+            process.kill()
+            process.communicate()
+            wait_for("it is lost", lambda run=run: (node.run(run) or {})["status"] == "lost", 20)  # type: ignore[misc]
+        report = [sys.executable, "-m", "gpuwatch", "report", "--agent", node.url, "--job", "llm-7"]
+        text = subprocess.run(report, check=True, capture_output=True, text=True).stdout
+        card = json.loads(subprocess.run([*report, "--json"], check=True, capture_output=True, text=True).stdout)
+        runs = [node.run(f"slurm-{number}.0") or {} for number in (4711, 4712)]
+    alive_s = sum(sum(run["states"].values()) for run in runs)
+    assert card["runs"] == ["slurm-4711.0", "slurm-4712.0"] and card["redone_steps"] == 10
+    assert card["gpu_hours"]["all"] * 3600 == pytest.approx(alive_s) and card["cost"] == pytest.approx(alive_s)
+    assert "GPU-hours: " in text and f"  cost    {alive_s:.2f} EUR\n" in text
+
+
 @pytest.mark.parametrize("backend", ["none", "gloo"])
 def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path, backend: str) -> None:
     """By its run id and nothing else. Also where the ranks import no torch: torchrun tells them apart by the environment."""
@@ -197,7 +231,7 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
     assert job["states"]["compute"] == pytest.approx(goodput * wall_s)
     new_s = sum(seconds for of in (of_a, of_b) for state, seconds in of.items() if state not in ("down", "restart"))
     assert job["states"]["redone"] == pytest.approx(new_s * 30 / 110, abs=0.05)
-    assert job["gpu_hours"] == {} and not {"energy_joules", "cost"} & {*job}  # no GPU: not known, and not 0
+    assert (job["gpu_hours"], job["energy_joules"]) == ({}, {}) and "cost" not in job  # no GPU: not known, and not 0
     assert re.match(
         r"gpuwatch · job llm-9 · \d+\.\d s, 3 attempts, 2 nodes\n  goodput \d+%: computed new steps\n", text
     )
@@ -211,10 +245,15 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
     assert goodput == pytest.approx((of_a["compute"] + of_b["compute"]) * (1 - 30 / 110) / wall_s, rel=0.01)
 
 
-@pytest.mark.parametrize("ago_s", [0, 172_800])
-def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_path: Path, ago_s: int) -> None:
+@pytest.mark.parametrize(
+    ("ago_s", "name", "scheduler_s"),
+    [(0, "4711", "4711"), (172_800, "4711", "4711"), (0, "llm-7", "4711"), (0, "train@1002", "train")],
+)
+def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(
+    tmp_path: Path, ago_s: int, name: str, scheduler_s: str
+) -> None:
     """Two hours on two nodes, recorded every five minutes: written into Prometheus's store, and read as it was at the job's end."""
-    of, whole, series = {"job": "gpuwatch", "job_id": "4711"}, {"job_id": "4711"}, Series()
+    of, held, series = {"job": "gpuwatch", "job_id": name}, {"job_id": scheduler_s, "run": "slurm-4711.0"}, Series()
 
     def add(name: str, value: float, **labels: str) -> None:
         series[name, tuple(sorted(labels.items()))] = value
@@ -228,27 +267,33 @@ def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_pa
     add("job_id:gpuwatch_job:seconds", 7500, **of)
     add("job_id:gpuwatch_job_redone_elsewhere:share", 0, **of)
     add("job_id:gpuwatch_job_goodput:ratio", 0.7, **of)
-    for kind, hours in (("all", 0.16), ("useful", 0.12), ("starved", 0.04), ("idle", 0)):
-        add("owner_kind:gpuwatch_gpu_hours:increase5m", hours, kind=kind, **whole)
-        add("owner_kind:gpuwatch_gpu_cost:increase5m", 2.5 * hours, kind=kind, **whole)
-    add("job_id:gpuwatch_gpu_energy_joules:increase5m", 2.88e5, **whole)
+    unused, other = {"job_id": scheduler_s}, {"job_id": scheduler_s, "run": "of another job there"}
+    for owner, *hours in ((held, 0.12, 0.10, 0.02, 0.0), (unused, 0.04, 0, 0, 0.04), (other, 1.0, 1.0, 0, 0)):
+        if owner == unused and name != scheduler_s:
+            hours, owner = [0.04, 0, 0, 0.04], {**unused, "run": "slurm-4711.0", "instance": "n2"}
+        for kind, each in zip(("all", "useful", "starved", "idle"), hours, strict=True):
+            add("owner_kind:gpuwatch_gpu_hours:increase5m", each, kind=kind, **owner)
+            add("owner_kind:gpuwatch_gpu_cost:increase5m", 2.5 * each, kind=kind, **owner)
+    for kind, joules in (("working", 1.728e5), ("waiting", 1.152e5)):
+        add("job_id_run_kind:gpuwatch_gpu_energy_joules:increase5m", joules, kind=kind, **held)
+        add("job_id_run_kind:gpuwatch_gpu_energy_joules:increase5m", 9e9, kind=kind, **other)
     add("site:gpuwatch_currency:info", 1, currency="EUR")
-    add("gpuwatch_run_info", 1, run="slurm-4711.0", **whole)
+    add("gpuwatch_job_start_timestamp_seconds", 1, run="slurm-4711.0", **of)
     for cause, ratio in (("input_disk", 0.2), ("checkpoint_interval", 0.1), ("memory_creep", 0)):
         add("gpuwatch_finding_evidence_ratio", ratio, run="slurm-4711.0", cause=cause)
     add("gpuwatch_finding_evidence_ratio", 0.9, run="another", cause="stalled")
     write_blocks(series, 2, tmp_path / "data", ahead_s=600, ago_s=ago_s)
     with start_prometheus(tmp_path, prometheus_config({})) as prometheus:
-        report = [sys.executable, "-m", "gpuwatch", "report", "--job", "slurm:4711"]
+        report = [sys.executable, "-m", "gpuwatch", "report", "--job", name.replace("4711", "slurm:4711")]
         environment = {**os.environ, "GPUWATCH_PROMETHEUS": prometheus.url}
         text = subprocess.run(report, env=environment, check=True, capture_output=True, text=True).stdout
-    assert f"```\n{text}```" in (ROOT / "docs/concepts/jobs.md").read_text()
+    assert f"```\n{text.replace(name, '4711')}```" in (ROOT / "docs/concepts/jobs.md").read_text()
     assert text.splitlines() == [
-        "gpuwatch · job 4711 · 2h 05m, 2 attempts, 2 nodes",
+        f"gpuwatch · job {name} · 2h 05m, 2 attempts, 2 nodes",
         "  goodput 70%: computed new steps",
         "  where   compute 70%  input_wait 13%  redone 8.0%  lost 5.0%  down 4.0%",
-        "  GPUs    4 GPU-hours: useful 75%  starved 25%",
-        "  energy  2.00 kWh",
+        "  GPUs    4 GPU-hours: useful 62%  idle 25%  starved 12%",
+        "  energy  2.00 kWh, 40% of it waiting",
         "  cost    10.00 EUR",
         "  why     input_disk, checkpoint_interval; gpuwatch report slurm-4711.0 on its node has the evidence",
     ]

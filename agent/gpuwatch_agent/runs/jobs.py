@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -174,6 +174,10 @@ class Jobs:
         """Forget the one of a user's jobs that ended first."""
         of_user = [name for name, job in self._jobs.items() if job.uid == uid]
         del self._jobs[min(of_user, key=lambda name: self._jobs[name].end_s)]
+
+    def runs_of(self, names: Container[str]) -> dict[str, set[str]]:
+        """Return those of these runs that belong to each job."""
+        return {name: {run for run, *_ in job.attempts if run in names} for name, job in self._jobs.items()}
 
     def views(self) -> list[api.Job]:
         """Return the jobs that are declared or were resumed."""
