@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from gpuwatch.api import Steps
+from gpuwatch.api.client import Client
+from gpuwatch_dashboards.render.cards import PAGES
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from tests.integration.agent_process import Agent
 from tests.integration.recorded_fleet import Series, write_blocks
 from tests.nvml.fake import FakeGpu, FakeNvml
@@ -211,6 +216,8 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
             wait_for("both parts are joined", lambda: value("job_id:gpuwatch_job_redone_elsewhere:steps") == 30, 20)
             truth_s = float(times[-1]) - float(times[0])
             exactly = pytest.approx(truth_s, rel=0.002, abs=0.03)  # s: two clocks, read one after the other
+            [moved] = PrometheusSource(prometheus.url).runs()
+            [of_agent] = (run for run in Client(a.url).runs() if run.run == "moved")
             wait_for("its end is recorded", lambda: value("job_id:gpuwatch_job:seconds") == exactly, 10)
             wall_s, down_s, goodput = (
                 value(f"job_id:gpuwatch_job{each}") for each in (":seconds", "_down:seconds", "_goodput:ratio")
@@ -223,6 +230,10 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
             )
             unknown = subprocess.run([*report, "other"], capture_output=True, text=True)
     job = json.loads(found)
+    heads = [PAGES.run_head(each, Steps(), False) for each in (moved, of_agent)]
+    assert "goodput of its job in 3 attempts" in heads[0] and "goodput of its job in 2 attempts" in heads[1]
+    assert moved.goodput_ratio == pytest.approx(goodput, rel=0.02) and moved.goodput_is_exact
+    assert "at most: goodput of its" in PAGES.run_head(replace(moved, goodput_is_exact=False), Steps(), False)
     assert (job["job"], job["attempts"], job["nodes"], job["steps"]) == ("llm-9", 3, 2, 80)
     assert job["redone_elsewhere_steps"] == 30 and job["goodput_ratio"] == goodput
     assert job["wall_s"] == pytest.approx(wall_s)

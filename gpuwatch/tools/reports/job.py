@@ -89,8 +89,9 @@ def _closed(counted: Mapping[str, float], numbers: Mapping[str, float]) -> dict[
     return {state: seconds for state, seconds in states.items() if seconds > 1e-3}
 
 
-def _ledger(states: Mapping[str, float], goodput_ratio: float | None) -> list[str]:
-    goodput = f"{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
+def _ledger(states: Mapping[str, float], goodput_ratio: float | None, is_exact: bool) -> list[str]:
+    most = "" if is_exact else "at most "
+    goodput = f"{most}{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
     return [f"  goodput {goodput}", f"  where   {shares_text(shares(states))}"]
 
 
@@ -124,7 +125,9 @@ def of_runs(runs: Iterable[api.Run]) -> dict[str, Any]:
 def joined_text(job: Mapping[str, Any]) -> str:
     known = ((each, job[f"{each}s"]) for each in ("attempt", "node") if f"{each}s" in job)
     parts = [duration(job["wall_s"]), *(f"{number:.0f} {each}{'s' * (number != 1)}" for each, number in known)]
-    lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", *_ledger(job["states"], job.get("goodput_ratio"))]
+    is_exact = "steps" in job or job.get("attempts", 1) == 1
+    lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}"]
+    lines += _ledger(job["states"], job.get("goodput_ratio"), is_exact)
     if {"steps", "redone_elsewhere_steps"} <= job.keys():
         elsewhere = job["redone_elsewhere_steps"]
         lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
@@ -142,7 +145,7 @@ def job_text(job: api.Job, held: Mapping[str, Any] = MappingProxyType({})) -> st
     lost = f", {job.lost_steps:,} lost" if job.lost_steps else ""
     lines = [
         f"gpuwatch · job {job.job} · {wall}, {attempts}, {job.interruptions} interrupted",
-        *_ledger(job.states, job.goodput_ratio),
+        *_ledger(job.states, job.goodput_ratio, job.redone_steps is not None or job.attempts == 1),
         f"  steps   {job.steps:,}, of which {redone} redone{lost}",
     ]
     lines += _gpus(held)
@@ -152,6 +155,6 @@ def job_text(job: api.Job, held: Mapping[str, Any] = MappingProxyType({})) -> st
     for found in job.findings:
         lines += explained(found, indent=10)
     if job.redone_steps is None:
-        how = "give the global step, by Watch(step=…) or w.steps(loader, start=…): redone steps are then counted"
+        how = "give the global step, by Watch(step=…), watch(loader, start=…) or w.steps(loader, start=…): redone steps are then counted"
         lines += labelled("do", how, indent=10)
     return "\n".join(map(harmless, lines))

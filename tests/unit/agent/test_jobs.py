@@ -248,7 +248,13 @@ def test_where_the_global_step_is_unknown_the_text_asks_for_it() -> None:
     attempt(node, 100, 60)
     attempt(node, 114, 50)
     assert "of which an unknown number redone" in job_text(node.only())
-    assert "Watch(step=…)" in job_text(node.only())
+    text = job_text(node.only())
+    assert (
+        "Watch(step=…)" in text and f"  goodput at most {node.only().goodput_ratio:.0%}: computed new steps\n" in text
+    )
+    alone = Node()
+    attempt(alone, 100, 60)  # nothing came before it
+    assert "at most" not in job_text(alone.only())
 
 
 def test_steps_that_no_later_attempt_has_come_to_again_are_lost() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import gpuwatch
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.watch import Watch
@@ -198,4 +199,10 @@ def test_the_global_step_is_known_as_a_checkpoint_has_it(watch: Watch, clock: Cl
         clock.sleep_ms(10)
     for _ in watch.steps([BATCH], start=999):  # the first call counts
         clock.sleep_ms(10)
+    assert watch.session.publisher.accounts.first_step == 40
+
+
+def test_the_global_step_is_given_to_the_one_line_too(watch: Watch) -> None:
+    with watch:
+        assert len(list(gpuwatch.watch([BATCH] * 2, start=40))) == 2
     assert watch.session.publisher.accounts.first_step == 40
