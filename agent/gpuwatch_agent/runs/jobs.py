@@ -101,7 +101,9 @@ class Job:
         first = 0  # a name that was used again after a good end, from its beginning, names another job
         for number in range(1, len(chosen)):
             before, step = chosen[number - 1], chosen[number].sender.first_step
-            if before.ended_well and (step == 0 and before.run == chosen[number].run if self.declared else not step):
+            if before.ended_well and (
+                step == 0 and before.run == chosen[number].run if self.declared and "/" not in self.job else not step
+            ):
                 first = number
         return chosen[first:]
 

@@ -365,6 +365,15 @@ def test_a_job_id_that_is_used_again_is_another_job() -> None:
     assert (node.only().attempts, node.only().steps) == (1, 30)
 
 
+def test_a_pod_s_job_that_ended_well_is_another_one_when_its_name_comes_again() -> None:
+    """Kubernetes does not restart what succeeded, and names are used again: every night, say."""
+    node = Node()
+    attempt(node, 100, 60, job="vision/train", run="pod-a", bye=True)
+    attempt(node, 90_000, 30, job="vision/train", run="pod-b")  # killed
+    attempt(node, 90_100, 20, job="vision/train", run="pod-c", bye=True)
+    assert (node.only().attempts, node.only().steps) == (2, 50)
+
+
 def test_an_attempt_that_ends_by_an_exception_was_interrupted() -> None:
     node = Node()
     hook = attempt(node, 100, 60, first_step=0)
