@@ -23,7 +23,9 @@ from gpuwatch.wire import MAX_NAME
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of asking an agent.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
-_JOB = "Print the ledger of a job over all its attempts on the node, instead of a run's: its id, also as slurm:4711 or slurm:4711_2."
+_JOB = (
+    "Print the ledger of a job over all its attempts on the node, instead of a run's: its id, also as slurm:4711(_2)."
+)
 _JOINED = "With --job: over all nodes, as this Prometheus has joined them, instead of asking an agent."
 _LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
 _LIMIT_OF_B = "End with 1 if B proves slower than A by more than this, e.g. slower=0.05, or breaks a report's limit."
@@ -149,8 +151,8 @@ def _array_task(name: str) -> list[str]:
 
 def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
     """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711, 4711_2 a task of an array. Raises: ConfigError."""
-    own = name.removeprefix("slurm:")
-    names = [each[:MAX_NAME] for each in (name, own, *_array_task(own))]  # as messages have them
+    own = name.removeprefix("slurm:")[:MAX_NAME]  # as messages have it
+    names = [name[:MAX_NAME], own, *_array_task(own)]
     if prometheus is not None:
         site = Prometheus(prometheus)
         whole = next((job for each in names if (job := joined(site, each, time.time())) is not None), None)

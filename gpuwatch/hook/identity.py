@@ -85,10 +85,9 @@ def script_name(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _kubernetes_job(environ: Mapping[str, str], host: str, procfs: Path) -> str:
-    """Return "namespace/job" in a pod of an Indexed Job or of Kubeflow's PyTorchJob; empty elsewhere.
+    """Return "namespace/job" in a pod of an Indexed Job, with the index of one that trains alone, or of Kubeflow's PyTorchJob; empty elsewhere.
 
-    A pod of an Indexed Job that trains alone is a job of its own, with its index. Sources: kubernetes.io, "Jobs": the hostname is the job's name
-    and JOB_COMPLETION_INDEX; training-operator, genGeneralName: MASTER_ADDR is the job's name, "-master-0".
+    Sources: kubernetes.io, "Jobs": a hostname is $(job-name)-$(index); training-operator, genGeneralName: MASTER_ADDR is JOB-master-0.
     """
     first, index = _FIRST_POD.fullmatch(environ.get("MASTER_ADDR", "")), environ.get("JOB_COMPLETION_INDEX", "")
     job = "" if first is None else first[1]

@@ -2,10 +2,8 @@
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from string import Template
-from types import MappingProxyType
 from typing import Any
 
 from gpuwatch import api
@@ -20,14 +18,10 @@ _KINDS = {"compute": "useful", "input_wait": "starved", "stalled": "stalled"}
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
 _END = "instance_job_id:gpuwatch_job_end:timestamp{$of}"
 _JOINED = f"and on (job, instance, job_id) {_END}"  # what other nodes served longer ago is in no recorded series
-
-
-def _of_gpus(metric: str, by: str, more: str = "") -> str:
-    """Return the sum over the GPUs of the job's runs, and over those that its scheduler gave to it besides."""
-    selected = (f"sum_over_time({metric}{{{which}{more}}}[$window])" for which in ('run=~"$runs"', '$of,run=""'))
-    return f"sum by ({by}) ({' or '.join(selected)}) > 0"
-
-
+_OF_GPUS = 'sum by (kind) (sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{run=~"$runs"}[$window])'
+_OF_GPUS += (
+    ' or sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{$of,run=""}[$window])) > 0'  # that no run used
+)
 _NUMBERS = {
     "wall_s": "max(job_id:gpuwatch_job:seconds{$of})",
     "goodput_ratio": "max(job_id:gpuwatch_job_goodput:ratio{$of})",
@@ -37,12 +31,9 @@ _NUMBERS = {
     "steps": "max(instance_job_id:gpuwatch_job_next_step:last{$of}) - min(instance_job_id:gpuwatch_job_first_step:last{$of})",
     "nodes": f"count({_END})",
     "attempts": f"sum(last_over_time(gpuwatch_job_attempts_total{{$of}}[$window]) {_JOINED})",
-    "cost": _of_gpus("owner_kind:gpuwatch_gpu_cost:increase5m", "", ',kind="all"'),
 }
 _BY = {
     "state": f"sum by (state) (last_over_time(gpuwatch_job_seconds_total{{$of}}[$window]) {_JOINED})",
-    "hours": _of_gpus("owner_kind:gpuwatch_gpu_hours:increase5m", "kind"),
-    "energy": _of_gpus("job_id_run_kind:gpuwatch_gpu_energy_joules:increase5m", "kind"),
     "currency": "site:gpuwatch_currency:info",
     "run": "group by (run) (last_over_time(gpuwatch_job_start_timestamp_seconds{$of}[$window]))",
     "cause": 'topk(3, sum by (cause) (sum_over_time(gpuwatch_finding_evidence_ratio{run=~"$runs",'
@@ -67,10 +58,10 @@ def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | 
     given["runs"] = json.dumps("|".join(map(re.escape, runs)), ensure_ascii=False)[1:-1]
     numbers = {key: found[""] for key, expr in _NUMBERS.items() if (found := ask(expr))}
     states, causes, currency = (ask(_BY[label], label) for label in ("state", "cause", "currency"))
-    gpus = {"gpu_hours": ask(_BY["hours"], "kind"), "energy_joules": ask(_BY["energy"], "kind")}
-    worst = sorted(causes, key=lambda cause: -causes[cause])
-    about = {"currency": next(iter(currency), ""), "causes": worst, "runs": runs}
-    return {"job": name, **numbers, "states": _closed(states, numbers), **gpus, **about}
+    hours, joules, cost = (ask(_OF_GPUS.replace("$metric", of), "kind") for of in ("hours", "energy_joules", "cost"))
+    gpus = {"gpu_hours": hours, "energy_joules": joules, **({"cost": cost["all"]} if cost else {})}
+    about = {"currency": next(iter(currency), ""), "causes": sorted(causes, key=lambda cause: -causes[cause])}
+    return {"job": name, **numbers, "states": _closed(states, numbers), **gpus, **about, "runs": runs}
 
 
 def _closed(counted: Mapping[str, float], numbers: Mapping[str, float]) -> dict[str, float]:
@@ -98,8 +89,8 @@ def _ledger(states: Mapping[str, float], goodput_ratio: float | None, is_exact: 
 def _gpus(held: Mapping[str, Any]) -> list[str]:
     """Return the lines about what was held: see `of_runs`."""
     hours, joules = held.get("gpu_hours", {}), held.get("energy_joules")
-    kinds = sorted((kind for kind in hours if kind != "all"), key=lambda kind: -hours[kind])
-    shares = "  ".join(f"{kind} {percent(hours[kind] / hours['all'])}" for kind in kinds if hours[kind] > 0)
+    kinds = sorted(((spent, kind) for kind, spent in hours.items() if kind != "all" and spent), reverse=True)
+    shares = "  ".join(f"{kind} {percent(spent / hours['all'])}" for spent, kind in kinds)
     return [
         *([f"  GPUs    {hours['all']:.3g} GPU-hours: {shares}"] if hours.get("all") else ()),
         *([f"  energy  {energy(joules)}"] if joules else ()),
@@ -109,25 +100,21 @@ def _gpus(held: Mapping[str, Any]) -> list[str]:
 
 def of_runs(runs: Iterable[api.Run]) -> dict[str, Any]:
     """Return what these ranks held, as in `joined`: `gpu_hours`, `energy_joules` by state, `cost`, `currency`; without what is not known."""
-    hours, joules, costs = defaultdict[str, float](float), defaultdict[str, float](float), []
-    for rank in runs:
-        for state, seconds in rank.states.items() if rank.gpus else ():
-            for kind in {"all", _KINDS.get(state, "all")}:
-                hours[kind] += seconds * len(rank.gpus) / 3600
-        for state, used in rank.energy_joules.items():
-            joules[state] += used
-        costs += [] if rank.cost is None else [rank.cost]
-    cost = total_cost(costs)
+    ranks = list(runs)
+    spent = [(_KINDS.get(state), s * len(rank.gpus) / 3600) for rank in ranks for state, s in rank.states.items()]
+    hours = {kind: sum(h for own, h in spent if kind in ("all", own)) for kind in ("all", *_KINDS.values())}
+    used = [item for rank in ranks for item in rank.energy_joules.items()]
+    joules = {state: sum(each for own, each in used if own == state) for state, _ in used}
+    cost = total_cost([rank.cost for rank in ranks if rank.cost is not None])
     about = {} if cost is None else {"cost": cost.total, "currency": cost.currency}
-    return {"gpu_hours": hours, "energy_joules": joules, **about}
+    return {"gpu_hours": hours if hours["all"] else {}, "energy_joules": joules, **about}
 
 
 def joined_text(job: Mapping[str, Any]) -> str:
     known = ((each, job[f"{each}s"]) for each in ("attempt", "node") if f"{each}s" in job)
     parts = [duration(job["wall_s"]), *(f"{number:.0f} {each}{'s' * (number != 1)}" for each, number in known)]
-    is_exact = "steps" in job or job.get("attempts", 1) == 1
-    lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}"]
-    lines += _ledger(job["states"], job.get("goodput_ratio"), is_exact)
+    ledger = _ledger(job["states"], job.get("goodput_ratio"), "steps" in job or job.get("attempts", 1) == 1)
+    lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", *ledger]
     if {"steps", "redone_elsewhere_steps"} <= job.keys():
         elsewhere = job["redone_elsewhere_steps"]
         lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
@@ -138,7 +125,7 @@ def joined_text(job: Mapping[str, Any]) -> str:
     return "\n".join(map(harmless, lines))
 
 
-def job_text(job: api.Job, held: Mapping[str, Any] = MappingProxyType({})) -> str:
+def job_text(job: api.Job, held: Mapping[str, Any] | None = None) -> str:
     """Return a job's ledger on one node as text. `held`: see `of_runs`."""
     wall, attempts = duration(sum(job.states.values())), f"{job.attempts} attempt{'s' * (job.attempts != 1)}"
     redone = "an unknown number" if job.redone_steps is None else f"{job.redone_steps:,}"
@@ -148,13 +135,13 @@ def job_text(job: api.Job, held: Mapping[str, Any] = MappingProxyType({})) -> st
         *_ledger(job.states, job.goodput_ratio, job.redone_steps is not None or job.attempts == 1),
         f"  steps   {job.steps:,}, of which {redone} redone{lost}",
     ]
-    lines += _gpus(held)
+    lines += _gpus(held or {})
     if job.restart:
         parts = sorted(job.restart.items(), key=lambda item: -item[1])
         lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in parts))
     for found in job.findings:
         lines += explained(found, indent=10)
     if job.redone_steps is None:
-        how = "give the global step, by Watch(step=…), watch(loader, start=…) or w.steps(loader, start=…): redone steps are then counted"
+        how = "give the global step, by watch(loader, start=…) or Watch(step=…): redone steps are then counted"
         lines += labelled("do", how, indent=10)
     return "\n".join(map(harmless, lines))

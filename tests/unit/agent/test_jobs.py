@@ -225,7 +225,12 @@ def test_the_page_s_example_is_what_the_command_prints() -> None:
     rank = api.Run("r", 0, "n", "ended", 0.0, 0.0, 0.0, states=states, energy_joules=joules, gpus=("H100",), cost=cost)
     without_gpu = msgspec.structs.replace(rank, energy_joules={}, gpus=(), cost=None)
     held = of_runs([rank, rank, without_gpu])
-    assert held["cost"] == pytest.approx(20) and held["gpu_hours"] == {"all": 8.0, "useful": 4.0, "starved": 3.0}
+    assert held["cost"] == pytest.approx(20) and held["gpu_hours"] == {
+        "all": 8.0,
+        "useful": 4.0,
+        "starved": 3.0,
+        "stalled": 0.0,
+    }
     page = (Path(__file__).parents[3] / "docs/concepts/jobs.md").read_text()
     assert f"```\n{job_text(node.only(), held)}\n```" in page
     assert not {"GPUs", "energy", "cost"} & {*job_text(node.only(), of_runs([without_gpu])).split()}  # not known
