@@ -216,12 +216,12 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
             wait_for("both parts are joined", lambda: value("job_id:gpuwatch_job_redone_elsewhere:steps") == 30, 20)
             truth_s = float(times[-1]) - float(times[0])
             exactly = pytest.approx(truth_s, rel=0.002, abs=0.03)  # s: two clocks, read one after the other
-            [moved] = PrometheusSource(prometheus.url).runs()
-            [of_agent] = (run for run in Client(a.url).runs() if run.run == "moved")
             wait_for("its end is recorded", lambda: value("job_id:gpuwatch_job:seconds") == exactly, 10)
             wall_s, down_s, goodput = (
                 value(f"job_id:gpuwatch_job{each}") for each in (":seconds", "_down:seconds", "_goodput:ratio")
             )
+            [moved] = PrometheusSource(prometheus.url).runs()
+            [of_agent] = (run for run in Client(a.url).runs() if run.run == "moved")
             of_a, of_b = (job_of(node)["states"] for node in (a, b))
             report = [sys.executable, "-m", "gpuwatch", "report", "--prometheus", prometheus.url, "--job"]
             text, found = (
@@ -275,6 +275,8 @@ def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(
         add("gpuwatch_job_attempts_total", 1, instance=node, **of)
         for state, seconds in (("compute", compute_s), ("redone", redone_s), ("input_wait", 600)):
             add("gpuwatch_job_seconds_total", seconds, instance=node, state=state, **of)
+    for which, number in (("first", 0), ("next", 9000)):
+        add(f"instance_job_id:gpuwatch_job_{which}_step:last", number, instance="n2", **of)
     add("job_id:gpuwatch_job:seconds", 7500, **of)
     add("job_id:gpuwatch_job_redone_elsewhere:share", 0, **of)
     add("job_id:gpuwatch_job_goodput:ratio", 0.7, **of)

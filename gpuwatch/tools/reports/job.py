@@ -18,10 +18,9 @@ _KINDS = {"compute": "useful", "input_wait": "starved", "stalled": "stalled"}
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
 _END = "instance_job_id:gpuwatch_job_end:timestamp{$of}"
 _JOINED = f"and on (job, instance, job_id) {_END}"  # what other nodes served longer ago is in no recorded series
+# Of the GPUs of its runs, and of those that the scheduler gave to it and no run held.
 _OF_GPUS = 'sum by (kind) (sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{run=~"$runs"}[$window])'
-_OF_GPUS += (
-    ' or sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{$of,run=""}[$window])) > 0'  # that no run used
-)
+_OF_GPUS += ' or sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{$of,run=""}[$window])) > 0'
 _NUMBERS = {
     "wall_s": "max(job_id:gpuwatch_job:seconds{$of})",
     "goodput_ratio": "max(job_id:gpuwatch_job_goodput:ratio{$of})",
