@@ -67,7 +67,7 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
         found = instant(f"max by (run) ({jobs} + on (job, job_id) group_left () {expr})")
         return {_run_key(labels)[0]: value for labels, value in found}
 
-    goodput = of_job(f"last_over_time(job_id:gpuwatch_job_goodput:ratio[{LOOKBACK}])")
+    goodput = of_job(f"max by (job, job_id) (last_over_time(job_id:gpuwatch_job_goodput:ratio[{LOOKBACK}]))")
     attempts = of_job(f"sum by (job, job_id) (last_over_time(gpuwatch_job_attempts_total[{LOOKBACK}]))")
     numbered = of_job(f'count by (job, job_id) (last_over_time(gpuwatch_job_steps{{kind="next"}}[{LOOKBACK}]))')
     findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))

@@ -87,11 +87,11 @@ def _ledger(states: Mapping[str, float], goodput_ratio: float | None, is_exact: 
 
 def _gpus(held: Mapping[str, Any]) -> list[str]:
     """Return the lines about what was held: see `of_runs`."""
-    hours, joules = held.get("gpu_hours", {}), held.get("energy_joules")
+    hours, joules = {"all": 0.0, **held.get("gpu_hours", {})}, held.get("energy_joules")
     kinds = sorted(((spent, kind) for kind, spent in hours.items() if kind != "all" and spent), reverse=True)
-    shares = "  ".join(f"{kind} {percent(spent / hours['all'])}" for spent, kind in kinds)
+    shares = "  ".join(f"{kind} {percent(spent / (hours['all'] or 1.0))}" for spent, kind in kinds)
     return [
-        *([f"  GPUs    {hours['all']:.3g} GPU-hours: {shares}"] if hours.get("all") else ()),
+        *([f"  GPUs    {hours['all']:.3g} GPU-hours: {shares}"] if hours["all"] else ()),
         *([f"  energy  {energy(joules)}"] if joules else ()),
         *([f"  cost    {money(held['cost'], held['currency'])}"] if "cost" in held else ()),
     ]
