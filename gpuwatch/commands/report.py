@@ -3,7 +3,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import asdict
@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from gpuwatch.api.client import Client, Prometheus, RunSource
 from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run
 from gpuwatch.config import read_config
-from gpuwatch.errors import ConfigError, require
+from gpuwatch.errors import ConfigError, SourceError, require
 from gpuwatch.formatting import as_json, file_name, harmless
 from gpuwatch.tools.reports.comparison import Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
@@ -23,9 +23,7 @@ from gpuwatch.wire import MAX_NAME
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of asking an agent.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
-_JOB = (
-    "Print the ledger of a job over all its attempts on the node, instead of a run's: its id, also as slurm:4711(_2)."
-)
+_JOB = "Print the ledger of a job over all its attempts on the node, not a run's: its id, also as slurm:4711(_2)."
 _JOINED = "With --job: over all nodes, as this Prometheus has joined them, instead of asking an agent."
 _LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
 _LIMIT_OF_B = "End with 1 if B proves slower than A by more than this, e.g. slower=0.05, or breaks a report's limit."
@@ -165,5 +163,7 @@ def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
     if found is None:
         none = "none: a job has a scheduler's id, GPUWATCH_JOB, or a run that was resumed"
         raise ConfigError(f"--job {name}: no such job on this node; known: {', '.join([*jobs][:10]) or none}")
-    held = of_runs(run for run in source.runs(kept=True) if run.run in found.runs)
+    held: dict[str, Any] = {}
+    with suppress(SourceError):  # the history cannot be read now
+        held = of_runs(run for run in source.runs(kept=True) if run.run in found.runs)
     return as_json({**asdict(found), **held}) if json else job_text(found, held)

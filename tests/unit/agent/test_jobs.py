@@ -8,11 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from gpuwatch import api
+from gpuwatch.api.client import Client
+from gpuwatch.cli import build
 from gpuwatch.diagnosis.rates import cost_of
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
+from gpuwatch.errors import SourceError
 from gpuwatch.tools.reports.job import job_text, of_runs
 from gpuwatch_agent.exporter import job_samples
 from gpuwatch_agent.runs import ENDED, LOST, Run, read_record
@@ -234,6 +239,20 @@ def test_the_page_s_example_is_what_the_command_prints() -> None:
     page = (Path(__file__).parents[3] / "docs/concepts/jobs.md").read_text()
     assert f"```\n{job_text(node.only(), held)}\n```" in page
     assert not {"GPUs", "energy", "cost"} & {*job_text(node.only(), of_runs([without_gpu])).split()}  # not known
+
+
+def test_a_job_is_printed_without_its_gpus_while_the_history_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0, job="llm-7", bye=True)
+
+    def unreadable(*_: Any, **__: Any) -> Any:
+        raise SourceError("the history cannot be read now", "http://node", "wait")
+
+    monkeypatch.setattr(Client, "caught_up", lambda self: self)
+    monkeypatch.setattr(Client, "jobs", lambda self: node.jobs.views())
+    monkeypatch.setattr(Client, "runs", unreadable)
+    text = CliRunner().invoke(build(typer), ["report", "--job", "llm-7"])
+    assert (text.exit_code, text.stdout) == (0, job_text(node.only()) + "\n")
 
 
 def test_the_runs_of_a_job_whatever_its_scheduler_calls_it() -> None:
