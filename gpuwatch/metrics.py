@@ -50,8 +50,8 @@ CATALOGUE: tuple[Metric, ...] = (
     # jobs
     Metric("gpuwatch_job_seconds_total", "counter", "seconds", "Wall clock of a job over all its attempts on this node, while it has rank 0: a run's states, down, restart and redone.", ("job_id", "state")),
     Metric("gpuwatch_job_lost_seconds", "gauge", "seconds", "Part of gpuwatch_job_seconds_total in steps that the last attempt neither resumed from nor has come to again.", ("job_id",)),
-    Metric("gpuwatch_job_goodput_ratio", "gauge", "ratio", "Share of a job's wall clock that computed new steps.", ("job_id",)),
-    Metric("gpuwatch_job_start_timestamp_seconds", "gauge", "timestamp", "Unix time at which a job's first attempt on this node began.", ("job_id",)),
+    Metric("gpuwatch_job_goodput_ratio", "gauge", "ratio", "Share of a job's wall clock that computed new steps; at most that, where gpuwatch_job_steps is absent.", ("job_id",)),
+    Metric("gpuwatch_job_start_timestamp_seconds", "gauge", "timestamp", "Unix time at which a job's first attempt on this node began, for each live run of it. A job's id can be GPUWATCH_JOB, while its runs' job_id is the scheduler's.", ("job_id", "run")),
     Metric("gpuwatch_job_steps", "gauge", "count", "Steps of a job on this node by global number: the one after its last (next), its first, and how many between them it did not do (missing); absent at 0, except next.", ("job_id", "kind")),
     Metric("gpuwatch_job_attempts_total", "counter", "count", "Attempts of a job on this node: its first process, and each one after an interruption; the next trial of a sweep is none.", ("job_id",)),
     # training runs

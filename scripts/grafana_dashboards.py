@@ -39,6 +39,8 @@ _LOOKS: Mapping[str, Mapping[str, Look]] = {
     "kind": {**LOOKS["kind"], "stalled": replace(LOOKS["kind"]["stalled"], colour=SAND)},
 }
 """Grafana has no hatching to distinguish stalled from held idle."""
+_OF_JOB = '__name__=~"gpuwatch_run_info|gpuwatch_job_start_timestamp_seconds"'
+"""Both have `job_id` and `run`: the scheduler's job, and GPUWATCH_JOB."""
 _KEEP = "${datasource:queryparam}&${__url_time_range}"
 _LINKS: Mapping[str, tuple[str, str]] = {
     "instance": ("Node ${__value.text}", f"/d/{NODE}?var-instance=${{__value.text}}&{_KEEP}"),
@@ -86,8 +88,8 @@ def node_dashboard() -> dict[str, Any]:
 def run_dashboard() -> dict[str, Any]:
     about = "Where every second of a training run goes, and why."
     variables = (
-        _variable("job", "Job", 'label_values(gpuwatch_run_info{job_id!=""}, job_id)'),
-        _variable("run", "Run", 'label_values(gpuwatch_run_info{job_id=~"$job"}, run)', "one"),
+        _variable("job", "Job", f'label_values({{{_OF_JOB},job_id!=""}}, job_id)'),
+        _variable("run", "Run", f'label_values({{{_OF_JOB},job_id=~"$job"}}, run)', "one"),
         _variable("rank", "Rank", 'label_values(gpuwatch_run_info{run="$run"}, rank)'),
         # "each", so that "All" is the run's own nodes and not those of the site
         _variable("instance", "Node", 'label_values(gpuwatch_run_info{run="$run"}, instance)', "each"),

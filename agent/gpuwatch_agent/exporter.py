@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -83,8 +83,8 @@ def recent_samples(view: api.Run) -> Iterator[Sample]:
             yield Sample("gpuwatch_step_percentile_seconds", value, (view.run, str(view.rank), percentile))
 
 
-def job_samples(jobs: Iterable[api.Job]) -> Iterator[Sample]:
-    """Yield the ledgers of the jobs."""
+def job_samples(jobs: Iterable[api.Job], runs: Mapping[str, Iterable[str]]) -> Iterator[Sample]:
+    """Yield the ledgers of the jobs. `runs`: the live ones of each job."""
     for job in jobs:
         for state in sorted({*job.states, *job.lost, "compute", "down", "redone", "restart"} - {"lost"}):
             counted_s = job.states.get(state, 0.0) + job.lost.get(state, 0.0)  # a counter never goes back
@@ -94,7 +94,8 @@ def job_samples(jobs: Iterable[api.Job]) -> Iterator[Sample]:
         if job.goodput_ratio is not None:
             yield Sample("gpuwatch_job_goodput_ratio", job.goodput_ratio, (job.job,))
         yield Sample("gpuwatch_job_attempts_total", min(job.attempts, job.interruptions + 1), (job.job,))
-        yield Sample("gpuwatch_job_start_timestamp_seconds", job.started_s, (job.job,))
+        for run in sorted(runs[job.job]):
+            yield Sample("gpuwatch_job_start_timestamp_seconds", job.started_s, (job.job, run))
         if job.redone_steps is not None and job.numbers is not None:
             first, after = job.numbers
             steps = {"next": after, "first": first, "missing": after - first - (job.steps - job.redone_steps)}

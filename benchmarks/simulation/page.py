@@ -216,7 +216,7 @@ class NodePages:
         if self.node.first_rank:
             return
         job = {"job_id": piece.job.id}
-        yield Line("gpuwatch_job_start_timestamp_seconds", job, piece.job.begin_s)
+        yield Line("gpuwatch_job_start_timestamp_seconds", {**job, "run": run}, piece.job.begin_s)
         for state in s.RUN_STATES:
             share = piece.mix.get(state, 0.0)
             if states[state] or share:

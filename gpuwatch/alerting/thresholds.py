@@ -37,10 +37,13 @@ class AlertThresholds:
     inefficient_for_s: float = 900
     killed_for_s: float = 0  # 0: a killed process is certain at once.
     job_wasted_ratio: float = 0.2  # Share of a job's time in interruptions: none alive, restarts, steps redone or lost.
+    job_window_s: float = 86400  # Of which time that share is; of a job's whole time while it is younger.
     job_min_s: float = 3600  # Time of a job, all attempts together, from which that share means anything.
     job_wasted_for_s: float = 300
     restart_window_s: float = 1800
     restart_runs: float = 3  # How many attempts of a job must begin within the window to be a loop.
+    restarts_window_s: float = 7200  # The same for a slower loop, in which a plain requeue or two are none.
+    restarts_runs: float = 4
     restart_for_s: float = 60
     phase_eval_s: float = 3600  # How long an evaluation may last while the GPUs are idle. A busy GPU restarts the time.
     phase_checkpoint_s: float = 1800

@@ -85,6 +85,7 @@ class Run(msgspec.Struct, frozen=True):
     energy_joules: Mapping[str, float] = {}  # By state, of the GPUs that the rank alone held; empty: not measured.
     attempts: int = 1  # Of its job, this one included.
     goodput_ratio: float | None = None  # Of its job, as in `Job`.
+    goodput_is_exact: bool = True  # False: it is at most that, as no global step number was given.
     gpus: tuple[str, ...] = ()  # Models of the rank's GPUs, now or last.
     cost: Cost | None = None  # Of these GPUs; None without a price or a GPU.
     recent: Recent | None = None  # None without a step in the last minute.
@@ -256,7 +257,9 @@ class Job(msgspec.Struct, frozen=True):
     """Seconds by state, which sum to the time from the first attempt's begin to the last message: a run's states, and `down` (no attempt),
     `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done), `lost` (steps that the last attempt
     has not come to again, nor resumed from)."""
-    goodput_ratio: float | None  # Share of that time that computed new steps.
+    goodput_ratio: (
+        float | None
+    )  # Share of that time that computed new steps; at most that, where `redone_steps` is None.
     steps: int
     redone_steps: int | None  # None: no global step number was given.
     lost_steps: int | None  # None as above.

@@ -1,25 +1,29 @@
+import re
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from gpuwatch.api.client import Client, Prometheus, RunSource
 from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run
 from gpuwatch.config import read_config
-from gpuwatch.errors import ConfigError, require, usable
+from gpuwatch.errors import ConfigError, SourceError, require, usable
 from gpuwatch.formatting import as_json, file_name, harmless
 from gpuwatch.tools.reports.comparison import Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather
-from gpuwatch.tools.reports.job import job_text, joined, joined_text
+from gpuwatch.tools.reports.job import job_text, joined, joined_text, of_runs
 from gpuwatch.tools.reports.model import RunReport, from_json
 from gpuwatch.wire import MAX_NAME
 
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of asking an agent.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
-_JOB = "Print the ledger of a job over all its attempts on the node, instead of a run's: its id, also as slurm:4711."
+_JOB = "Print the ledger of a job over all its attempts on the node, not a run's: its id, also as slurm:4711(_2)."
 _JOINED = "With --job: over all nodes, as this Prometheus has joined them, instead of asking an agent."
 _LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
 _LIMIT_OF_B = "End with 1 if B proves slower than A by more than this, e.g. slower=0.05, or breaks a report's limit."
@@ -126,18 +130,34 @@ def _write(text: str, path: Path | None) -> None:
     typer.echo(str(path))
 
 
+def _array_task(name: str) -> list[str]:
+    """Return the job id of a task of a job array, such as 4711_2, as Slurm's own commands know it; none where they do not."""
+    if re.fullmatch(r"\d+_\d+", name):
+        for command in (["squeue", "-hj", name, "-tall", "-o%A"], ["sacct", "-nXPj", name, "-oJobIDRaw"]):
+            with suppress(OSError, subprocess.SubprocessError):
+                found = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.split()
+                if found and found[-1].isdigit():
+                    return found[-1:]
+    return []
+
+
 def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
-    """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711. Raises: ConfigError."""
-    names = [each[:MAX_NAME] for each in (name, name.removeprefix("slurm:"))]  # as messages have them
+    """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711, 4711_2 a task of an array. Raises: ConfigError."""
+    own = name.removeprefix("slurm:")[:MAX_NAME]  # as messages have it
+    names = [name[:MAX_NAME], own, *_array_task(own)]
     if prometheus is not None:
         site = Prometheus(prometheus)
         whole = next((job for each in names if (job := joined(site, each, time.time())) is not None), None)
         if whole is None:
             raise ConfigError(f"--job {name}: {site.where} has not recorded it; are its rules from `gpuwatch rules`?")
         return as_json(whole) if json else joined_text(whole)
-    jobs = {job.job: job for job in Client(agent, "give --agent URL").caught_up().jobs()}
+    source = Client(agent, "give --agent URL").caught_up()
+    jobs = {job.job: job for job in source.jobs()}
     found = next((jobs[each] for each in names if each in jobs), None)
     if found is None:
         none = "none: a job has a scheduler's id, GPUWATCH_JOB, or a run that was resumed"
         raise ConfigError(f"--job {name}: no such job on this node; known: {', '.join([*jobs][:10]) or none}")
-    return as_json(found) if json else job_text(found)
+    held: dict[str, Any] = {}
+    with suppress(SourceError):  # the history cannot be read now
+        held = of_runs(run for run in source.runs(kept=True) if run.run in found.runs)
+    return as_json({**asdict(found), **held}) if json else job_text(found, held)

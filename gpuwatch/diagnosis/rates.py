@@ -1,5 +1,6 @@
 """What training achieves a second, and what GPU time costs. Pure arithmetic."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -93,25 +94,34 @@ class Peak(NamedTuple):
 
 
 DENSE_PEAKS = {
-    "NVIDIA B200": Peak(2250e12, 148 * 8192),
-    "NVIDIA H200 NVL": Peak(835.5e12, 132 * 4096),
-    "NVIDIA H200": Peak(989.5e12, 132 * 4096),
-    "NVIDIA GH200": Peak(989.5e12, 132 * 4096),
-    "NVIDIA H100 NVL": Peak(835.5e12, 132 * 4096),
-    "NVIDIA H100 PCIe": Peak(756.5e12, 114 * 4096),
-    "NVIDIA H100": Peak(989.5e12, 132 * 4096),
-    "NVIDIA A100": Peak(312e12, 108 * 2048),
-    "NVIDIA L40S": Peak(362e12, 142 * 1024),
-    "NVIDIA L4": Peak(121e12, 58 * 1024),
+    model: peak
+    for models, peak in (
+        ("NVIDIA B200", Peak(2250e12, 148 * 8192)),
+        ("NVIDIA H200 NVL|NVIDIA H100 NVL", Peak(835.5e12, 132 * 4096)),
+        ("NVIDIA H100 PCIe|NVIDIA H800 PCIe", Peak(756.5e12, 114 * 4096)),
+        ("NVIDIA H200|NVIDIA GH200|NVIDIA H100|NVIDIA H800", Peak(989.5e12, 132 * 4096)),
+        ("NVIDIA A100|NVIDIA A800", Peak(312e12, 108 * 2048)),
+        ("NVIDIA A30", Peak(165e12, 56 * 2048)),
+        ("NVIDIA A40", Peak(149.7e12, 84 * 1024)),
+        ("NVIDIA A10", Peak(125e12, 72 * 1024)),
+        ("NVIDIA L40S", Peak(362e12, 142 * 1024)),
+        ("NVIDIA L4", Peak(121e12, 58 * 1024)),
+        ("Tesla V100 SXM2", Peak(125e12, 80 * 1024)),
+        ("Tesla V100 PCIE", Peak(112e12, 80 * 1024)),
+        ("Tesla V100S PCIE", Peak(130e12, 80 * 1024)),
+        ("Tesla T4", Peak(65e12, 40 * 1024)),
+    )
+    for model in models.split("|")
 }
-"""By the begin of the model's name, the first one that fits. Sources: NVIDIA's data sheets, and white papers of Ampere, Ada, Hopper and Blackwell."""
+"""By the begin of the model's name, the first one that fits. Sources: NVIDIA's data sheets, and white papers from Volta to Blackwell. What has
+no counter of tensor activity (GeForce), or is sold with another number of multiprocessors than its data sheet's clock fits, is left out."""
 
 
 def dense_peak(model: str) -> Peak | None:
-    """Return the peak of a model as the driver names it ("NVIDIA A100-SXM4-80GB"); None for a MIG instance, and one that is not in the table."""
+    """Return the peak of a model as the driver names it ("NVIDIA A100-SXM4-80GB"); None for a MIG instance, a vGPU ("NVIDIA A40-48Q"), or one not in the table."""
     words = model.replace("-", " ") + " "
-    fits = (peak for name, peak in DENSE_PEAKS.items() if words.startswith(name + " ") and " MIG " not in words)
-    return next(fits, None)
+    is_part = re.search(r" (MIG|\d+[ABCQ]) ", words)
+    return next((peak for name, peak in DENSE_PEAKS.items() if words.startswith(name + " ") and not is_part), None)
 
 
 class Throughput(msgspec.Struct, frozen=True):

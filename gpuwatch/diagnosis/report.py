@@ -249,7 +249,8 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
         text = f"mostly compute; {percent(waited)} of the time {what}: {1 / (1 - waited):.1f}× at most without it"
         text += _by_host_clock(window)
     if window.job is not None and window.job.goodput_ratio is not None and "checkpoint_interval" in found:
-        new = f"{percent(window.job.goodput_ratio)} of the job's time computed new steps"
+        most = "at most " if window.job.repeated_s is None else ""
+        new = f"{most}{percent(window.job.goodput_ratio)} of the job's time computed new steps"
         text = f"{percent(share)} of the time is compute, but after {window.job.interruptions} interruptions {new}"
     return Verdict("compute", share, text)
 

@@ -1,6 +1,7 @@
 """Who a training process is: run, rank, job, process; from the environment, /proc and, once it is initialised, torch.distributed."""
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ _RUN_KEY = "gpuwatch/run"
 _JOB = ("GPUWATCH_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_FIRST_POD = re.compile(r"(.+)-(?:master|worker)-0(?:\..*)?")
 _LOCAL_WORLD_SIZE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
@@ -29,7 +32,7 @@ class Identity(msgspec.Struct, frozen=True):
     """What names a process among all others, and its place in a distributed run."""
 
     run: str  # unique, shared by all ranks of a run
-    job: str  # what all attempts of a training share: GPUWATCH_JOB, the scheduler's or torchrun's id; empty without one
+    job: str  # what all attempts of a training share: GPUWATCH_JOB, the scheduler's or torchrun's id, Kubernetes' name; empty without one
     rank: int
     world_size: int
     local_world_size: int
@@ -57,6 +60,7 @@ def identify(
     start_ticks = _start_ticks(procfs)
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     job = next(filter(None, (environ.get(name, "").strip() for name in _JOB)), "" if elastic == "none" else elastic)
+    job = job or _kubernetes_job(environ, host, procfs)
     run = _declared_run(environ) or _launched_run(environ, host, procfs, launcher)
     run = run or f"{host}-{os.getpid()}-{start_ticks}"
     return Identity(
@@ -78,6 +82,21 @@ def script_name(environ: Mapping[str, str] = os.environ) -> str:
     script = Path(sys.argv[0] if sys.argv else "")
     name = (environ.get("GPUWATCH_AUTO_SCRIPT") if "site-packages" in script.parts else None) or script.name
     return name[:MAX_NAME] if name not in ("", "-c", "-m") else "python"
+
+
+def _kubernetes_job(environ: Mapping[str, str], host: str, procfs: Path) -> str:
+    """Return "namespace/job" in a pod of an Indexed Job, with the index of one that trains alone, or of Kubeflow's PyTorchJob; empty elsewhere.
+
+    Sources: kubernetes.io, "Jobs": a hostname is $(job-name)-$(index); training-operator, genGeneralName: MASTER_ADDR is JOB-master-0.
+    """
+    first, index = _FIRST_POD.fullmatch(environ.get("MASTER_ADDR", "")), environ.get("JOB_COMPLETION_INDEX", "")
+    job = "" if first is None else first[1]
+    if index.isdigit() and host.endswith(f"-{index}"):
+        job = host.removesuffix(f"-{index}") if _integer(environ, _WORLD_SIZE, 1) > 1 else host
+    if not job or not environ.get("KUBERNETES_SERVICE_HOST"):
+        return ""
+    namespace = environ.get("POD_NAMESPACE") or proc.optional(proc.text_of, procfs.parent / _NAMESPACE)
+    return f"{namespace.strip()}/{job}" if namespace else job
 
 
 def _declared_run(environ: Mapping[str, str]) -> str:

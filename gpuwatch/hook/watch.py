@@ -286,6 +286,7 @@ def watch(
     to: Any = None,
     samples: Callable[[Any], int] | None = None,
     tokens: Callable[[Any], int] | None = None,
+    start: int | None = None,
 ) -> Iterable[T]:
     """Return the loader, watched: `for batch in gpuwatch.watch(loader):` is all that a training loop needs.
 
@@ -299,7 +300,7 @@ def watch(
             opened = Watch()
             opened.session.close_with_thread = opened.close
         current = open_watches[-1]
-    return current.steps(loader, to=to, samples=samples, tokens=tokens)
+    return current.steps(loader, to=to, samples=samples, tokens=tokens, start=start)
 
 
 def open_session() -> Session | None:

@@ -33,6 +33,7 @@ with gpuwatch.Watch(quiet=True) as w:
         with w.step():
             time.sleep(0.02)
 """
+SHORT = "import gpuwatch; [None for _ in gpuwatch.Watch(quiet=True).steps(range(5))]"
 RESUMES = """
 import os, sys, time
 import gpuwatch
@@ -127,6 +128,25 @@ def test_each_step_of_a_batch_job_is_a_run(site: Site, tmp_path: Path) -> None:
     out = tmp_path / "out"
     number = site.slurm.run("sbatch", "--parsable", "--wait", "-o", str(out), str(script)).strip()
     assert out.read_text().splitlines() == [f"slurm-{number}.0 {number}", f"slurm-{number}.1 {number}"]
+
+
+def test_a_task_of_an_array_is_found_by_the_id_that_squeue_shows(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\nexec srun {sys.executable} -c '{SHORT}'\n")
+    array = site.slurm.run("sbatch", "--parsable", "--wait", "--array=1-2", "-w", "n1", "-o", "/dev/null", str(script))
+    own = site.slurm.run("squeue", "-h", "-tall", "-j", f"{array.strip()}_2", "-o", "%A").strip()
+    for name, value in site.slurm.env.items():
+        monkeypatch.setenv(name, value)
+    report = [sys.executable, "-m", "gpuwatch", "report", "--agent", site.agents["n1"].url, "--job"]
+    found = [
+        subprocess.run([*report, f"slurm:{name}"], check=True, capture_output=True, text=True).stdout
+        for name in (f"{array.strip()}_2", own)
+    ]
+    assert found[0] == found[1] and found[0].startswith(f"gpuwatch · job {own} · ")
+    unknown = subprocess.run([*report, "999999_2"], capture_output=True, text=True)
+    assert unknown.returncode == 2 and "no such job" in " ".join(unknown.stderr.split())
 
 
 def test_what_a_user_has_set_stays(site: Site) -> None:

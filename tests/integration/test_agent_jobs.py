@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from gpuwatch.api import Steps
+from gpuwatch.api.client import Client
+from gpuwatch_dashboards.render.cards import PAGES
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+from tests.integration.agent_process import Agent
 from tests.integration.recorded_fleet import Series, write_blocks
+from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.programs import agent, hook_environment
 from tests.servers import Server, prometheus_config, start_prometheus, wait_for
 from tests.slurm import epilog_line
@@ -113,12 +120,99 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     assert unknown.returncode == 2 and "known: llm-7" in " ".join(unknown.stderr.split())
     states = job["states"]
     assert sum(states.values()) == pytest.approx(job["last_message_s"] - job["started_s"], rel=0.002)
-    assert sum(states.values()) == pytest.approx(end - times[0], abs=2.0)
+    again = [float(line) for line in second.stdout.split()]
+    own_s = pytest.approx(
+        again[-1] - times[0], rel=0.002, abs=0.1
+    )  # by the programs' own clock; s: up to the last batch asked for
+    assert sum(states.values()) == own_s and end - times[0] < 1.5 + again[-1] - times[0]
     assert resumed - killed - 0.1 < states["down"] < resumed - killed + 1.5  # up to a second was not yet sent
     assert 0 < states["restart"] < end - resumed
-    again = [float(line) for line in second.stdout.split()]
     assert states["redone"] == pytest.approx(again[20] - again[0], abs=0.3)  # it is split by steps within a message
     assert states["compute"] < run["states"]["compute"]
+
+
+TRAINER = """
+import os, sys, time, torch
+import transformers as hf
+from gpuwatch.integrations.transformers import GpuWatchCallback
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x, labels):
+        return {"loss": ((self.layer(x) - labels) ** 2).mean()}
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return {"x": torch.ones(4), "labels": torch.zeros(1)}
+
+class Kill(hf.TrainerCallback):
+    def on_step_end(self, args, state, control, **more):
+        if state.global_step == 7 and "first" in sys.argv:
+            time.sleep(1.5)
+            os.kill(os.getpid(), 9)
+
+options = {"gradient_accumulation_steps": 2, "max_steps": 12, "save_steps": 4, "save_strategy": "steps"}
+options |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "per_device_train_batch_size": 2}
+trainer = hf.Trainer(
+    Model(), hf.TrainingArguments(sys.argv[1], **options), train_dataset=Data(), callbacks=[GpuWatchCallback(quiet=True), Kill()]
+)
+trainer.train(resume_from_checkpoint="first" not in sys.argv)
+"""
+
+
+def test_hugging_face_s_trainer_is_killed_and_resumes_at_its_checkpoint(tmp_path: Path) -> None:
+    """Saved at 4, killed in its seventh step, resumed with nothing declared: two of its optimizer's steps are done again."""
+    pytest.importorskip("transformers")
+    environment = hook_environment(tmp_path, GPUWATCH_JOB="hf", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    command = [sys.executable, "-c", TRAINER, str(tmp_path / "out")]
+    with agent(tmp_path) as node:
+        killed = subprocess.run([*command, "first"], env=environment, capture_output=True, text=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        wait_for("it is lost", lambda: job_of(node)["status"] == "lost", 20)
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
+        job = job_of(node)
+    assert (job["attempts"], job["interruptions"], job["numbers"]) == (2, 1, [0, 12])
+    assert (job["steps"], job["redone_steps"], job["lost_steps"]) == (14, 2, 0)
+    assert sum(job["states"].values()) == pytest.approx(job["last_message_s"] - job["started_s"], rel=0.002)
+    assert {"imports", "checkpoint_load", "startup"} <= {*job["restart"]} and job["states"]["redone"] > 2 * 4 * 0.005
+
+
+def test_a_job_in_two_slurm_jobs_has_the_gpus_of_its_runs(tmp_path: Path) -> None:
+    """GPUWATCH_JOB joins what Slurm calls 4711 and 4712: its runs are named, and the card has what they held."""
+    config = tmp_path / "gpuwatch.toml"
+    config.write_text('[prices]\ngpu_hour = 3600.0\ncurrency = "EUR"\n')  # a second is a euro
+    nvml = FakeNvml(tmp_path)
+    nvml.write([FakeGpu(uuid="GPU-0")])
+    with Agent(tmp_path, "--config", str(config), environment=nvml.environment()) as node:
+        for number, first in ((4711, 0), (4712, 30)):
+            slurm = {"SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0", "GPUWATCH_JOB": "llm-7"}
+            command = [sys.executable, "-c", PROGRAM, str(first), "40", "hang"]
+            process = subprocess.Popen(
+                command, env=hook_environment(tmp_path, **slurm), stdout=subprocess.PIPE, text=True
+            )
+            nvml.write([FakeGpu(uuid="GPU-0", utilization_percent=50, processes=((process.pid, 1 << 30),))])
+            run = f"slurm-{number}.0"
+            wait_for("its GPU", lambda run=run: (node.run(run) or {}).get("gpus"), 30)  # type: ignore[misc]
+            served = node.metrics()
+            assert ("gpuwatch_job_start_timestamp_seconds", "llm-7", run) in served
+            assert any(each[0] == "gpuwatch_run_info" and str(number) in each for each in served)  # its job_id
+            process.kill()
+            process.communicate()
+            wait_for("it is lost", lambda run=run: (node.run(run) or {})["status"] == "lost", 20)  # type: ignore[misc]
+        report = [sys.executable, "-m", "gpuwatch", "report", "--agent", node.url, "--job", "llm-7"]
+        text = subprocess.run(report, check=True, capture_output=True, text=True).stdout
+        card = json.loads(subprocess.run([*report, "--json"], check=True, capture_output=True, text=True).stdout)
+        runs = [node.run(f"slurm-{number}.0") or {} for number in (4711, 4712)]
+    alive_s = sum(sum(run["states"].values()) for run in runs)
+    assert card["runs"] == ["slurm-4711.0", "slurm-4712.0"] and card["redone_steps"] == 10
+    assert card["gpu_hours"]["all"] * 3600 == pytest.approx(alive_s) and card["cost"] == pytest.approx(alive_s)
+    assert "GPU-hours: " in text and f"  cost    {alive_s:.2f} EUR\n" in text
 
 
 @pytest.mark.parametrize("backend", ["none", "gloo"])
@@ -181,6 +275,8 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
             wall_s, down_s, goodput = (
                 value(f"job_id:gpuwatch_job{each}") for each in (":seconds", "_down:seconds", "_goodput:ratio")
             )
+            [moved] = PrometheusSource(prometheus.url).runs()
+            [of_agent] = (run for run in Client(a.url).runs() if run.run == "moved")
             of_a, of_b = (job_of(node)["states"] for node in (a, b))
             report = [sys.executable, "-m", "gpuwatch", "report", "--prometheus", prometheus.url, "--job"]
             text, found = (
@@ -189,6 +285,10 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
             )
             unknown = subprocess.run([*report, "other"], capture_output=True, text=True)
     job = json.loads(found)
+    heads = [PAGES.run_head(each, Steps(), False) for each in (moved, of_agent)]
+    assert "goodput of its job in 3 attempts" in heads[0] and "goodput of its job in 2 attempts" in heads[1]
+    assert moved.goodput_ratio == pytest.approx(goodput, rel=0.02) and moved.goodput_is_exact
+    assert "at most: goodput of its" in PAGES.run_head(replace(moved, goodput_is_exact=False), Steps(), False)
     assert (job["job"], job["attempts"], job["nodes"], job["steps"]) == ("llm-9", 3, 2, 80)
     assert job["redone_elsewhere_steps"] == 30 and job["goodput_ratio"] == goodput
     assert job["wall_s"] == pytest.approx(wall_s)
@@ -197,7 +297,7 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
     assert job["states"]["compute"] == pytest.approx(goodput * wall_s)
     new_s = sum(seconds for of in (of_a, of_b) for state, seconds in of.items() if state not in ("down", "restart"))
     assert job["states"]["redone"] == pytest.approx(new_s * 30 / 110, abs=0.05)
-    assert job["gpu_hours"] == {} and not {"energy_joules", "cost"} & {*job}  # no GPU: not known, and not 0
+    assert (job["gpu_hours"], job["energy_joules"]) == ({}, {}) and "cost" not in job  # no GPU: not known, and not 0
     assert re.match(
         r"gpuwatch · job llm-9 · \d+\.\d s, 3 attempts, 2 nodes\n  goodput \d+%: computed new steps\n", text
     )
@@ -211,10 +311,15 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
     assert goodput == pytest.approx((of_a["compute"] + of_b["compute"]) * (1 - 30 / 110) / wall_s, rel=0.01)
 
 
-@pytest.mark.parametrize("ago_s", [0, 172_800])
-def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_path: Path, ago_s: int) -> None:
+@pytest.mark.parametrize(
+    ("ago_s", "name", "scheduler_s"),
+    [(0, "4711", "4711"), (172_800, "4711", "4711"), (0, "llm-7", "4711"), (0, "train@1002", "train")],
+)
+def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(
+    tmp_path: Path, ago_s: int, name: str, scheduler_s: str
+) -> None:
     """Two hours on two nodes, recorded every five minutes: written into Prometheus's store, and read as it was at the job's end."""
-    of, whole, series = {"job": "gpuwatch", "job_id": "4711"}, {"job_id": "4711"}, Series()
+    of, held, series = {"job": "gpuwatch", "job_id": name}, {"job_id": scheduler_s, "run": "slurm-4711.0"}, Series()
 
     def add(name: str, value: float, **labels: str) -> None:
         series[name, tuple(sorted(labels.items()))] = value
@@ -225,30 +330,38 @@ def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_pa
         add("gpuwatch_job_attempts_total", 1, instance=node, **of)
         for state, seconds in (("compute", compute_s), ("redone", redone_s), ("input_wait", 600)):
             add("gpuwatch_job_seconds_total", seconds, instance=node, state=state, **of)
+    for which, number in (("first", 0), ("next", 9000)):
+        add(f"instance_job_id:gpuwatch_job_{which}_step:last", number, instance="n2", **of)
     add("job_id:gpuwatch_job:seconds", 7500, **of)
     add("job_id:gpuwatch_job_redone_elsewhere:share", 0, **of)
     add("job_id:gpuwatch_job_goodput:ratio", 0.7, **of)
-    for kind, hours in (("all", 0.16), ("useful", 0.12), ("starved", 0.04), ("idle", 0)):
-        add("owner_kind:gpuwatch_gpu_hours:increase5m", hours, kind=kind, **whole)
-        add("owner_kind:gpuwatch_gpu_cost:increase5m", 2.5 * hours, kind=kind, **whole)
-    add("job_id:gpuwatch_gpu_energy_joules:increase5m", 2.88e5, **whole)
+    unused, other = {"job_id": scheduler_s}, {"job_id": scheduler_s, "run": "of another job there"}
+    for owner, *hours in ((held, 0.12, 0.10, 0.02, 0.0), (unused, 0.04, 0, 0, 0.04), (other, 1.0, 1.0, 0, 0)):
+        if owner == unused and name != scheduler_s:
+            hours, owner = [0.04, 0, 0, 0.04], {**unused, "run": "slurm-4711.0", "instance": "n2"}
+        for kind, each in zip(("all", "useful", "starved", "idle"), hours, strict=True):
+            add("owner_kind:gpuwatch_gpu_hours:increase5m", each, kind=kind, **owner)
+            add("owner_kind:gpuwatch_gpu_cost:increase5m", 2.5 * each, kind=kind, **owner)
+    for kind, joules in (("working", 1.728e5), ("waiting", 1.152e5)):
+        add("owner_kind:gpuwatch_gpu_energy_joules:increase5m", joules, kind=kind, **held)
+        add("owner_kind:gpuwatch_gpu_energy_joules:increase5m", 9e9, kind=kind, **other)
     add("site:gpuwatch_currency:info", 1, currency="EUR")
-    add("gpuwatch_run_info", 1, run="slurm-4711.0", **whole)
+    add("gpuwatch_job_start_timestamp_seconds", 1, run="slurm-4711.0", **of)
     for cause, ratio in (("input_disk", 0.2), ("checkpoint_interval", 0.1), ("memory_creep", 0)):
         add("gpuwatch_finding_evidence_ratio", ratio, run="slurm-4711.0", cause=cause)
     add("gpuwatch_finding_evidence_ratio", 0.9, run="another", cause="stalled")
     write_blocks(series, 2, tmp_path / "data", ahead_s=600, ago_s=ago_s)
     with start_prometheus(tmp_path, prometheus_config({})) as prometheus:
-        report = [sys.executable, "-m", "gpuwatch", "report", "--job", "slurm:4711"]
+        report = [sys.executable, "-m", "gpuwatch", "report", "--job", name.replace("4711", "slurm:4711")]
         environment = {**os.environ, "GPUWATCH_PROMETHEUS": prometheus.url}
         text = subprocess.run(report, env=environment, check=True, capture_output=True, text=True).stdout
-    assert f"```\n{text}```" in (ROOT / "docs/concepts/jobs.md").read_text()
+    assert f"```\n{text.replace(name, '4711')}```" in (ROOT / "docs/concepts/jobs.md").read_text()
     assert text.splitlines() == [
-        "gpuwatch · job 4711 · 2h 05m, 2 attempts, 2 nodes",
+        f"gpuwatch · job {name} · 2h 05m, 2 attempts, 2 nodes",
         "  goodput 70%: computed new steps",
         "  where   compute 70%  input_wait 13%  redone 8.0%  lost 5.0%  down 4.0%",
-        "  GPUs    4 GPU-hours: useful 75%  starved 25%",
-        "  energy  2.00 kWh",
+        "  GPUs    4 GPU-hours: useful 62%  idle 25%  starved 12%",
+        "  energy  2.00 kWh, 40% of it waiting",
         "  cost    10.00 EUR",
         "  why     input_disk, checkpoint_interval; gpuwatch report slurm-4711.0 on its node has the evidence",
     ]

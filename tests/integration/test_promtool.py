@@ -12,6 +12,7 @@ import yaml
 
 from gpuwatch.alerting.render import groups, render
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
+from gpuwatch_dashboards.panels.run import RUN
 from tests.servers import require
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -321,3 +322,23 @@ def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
     assert "11 inhibit rules" in output
     assert "5 receivers" in output
+
+
+def test_a_run_s_goodput_is_its_job_s_where_the_scheduler_calls_that_otherwise(tmp_path: Path) -> None:
+    """GPUWATCH_JOB=llm-7 in Slurm's job 4711."""
+    [panel] = [panel for panel in RUN if panel.key == "run_goodput"]
+    [curve] = panel.curves
+    series = [
+        {"series": 'job_id:gpuwatch_job_goodput:ratio{job="gpuwatch",job_id="llm-7"}', "values": "0.3x5"},
+        {"series": 'job_id:gpuwatch_job_goodput:ratio{job="gpuwatch",job_id="other"}', "values": "0.9x5"},
+        {
+            "series": 'gpuwatch_job_start_timestamp_seconds{job="gpuwatch",job_id="llm-7",run="slurm-4711.0"}',
+            "values": "1x5",
+        },
+        {"series": 'gpuwatch_run_info{job="gpuwatch",run="slurm-4711.0",rank="0",job_id="4711"}', "values": "1x5"},
+    ]
+    asked = {"expr": curve.promql.replace("$run", "slurm-4711.0"), "eval_time": "3m", "exp_samples": [{"value": 0.3}]}
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": []}))
+    (tmp_path / "test.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "tests": [test]}))
+    assert "SUCCESS" in run(require("promtool"), "test", "rules", str(tmp_path / "test.yml"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -101,7 +101,9 @@ class Job:
         first = 0  # a name that was used again after a good end, from its beginning, names another job
         for number in range(1, len(chosen)):
             before, step = chosen[number - 1], chosen[number].sender.first_step
-            if before.ended_well and (step == 0 and before.run == chosen[number].run if self.declared else not step):
+            if before.ended_well and (
+                step == 0 and before.run == chosen[number].run if self.declared and "/" not in self.job else not step
+            ):
                 first = number
         return chosen[first:]
 
@@ -174,6 +176,10 @@ class Jobs:
         """Forget the one of a user's jobs that ended first."""
         of_user = [name for name, job in self._jobs.items() if job.uid == uid]
         del self._jobs[min(of_user, key=lambda name: self._jobs[name].end_s)]
+
+    def runs_of(self, names: Container[str]) -> dict[str, set[str]]:
+        """Return those of these runs that belong to each job."""
+        return {name: {run for run, *_ in job.attempts if run in names} for name, job in self._jobs.items()}
 
     def views(self) -> list[api.Job]:
         """Return the jobs that are declared or were resumed."""

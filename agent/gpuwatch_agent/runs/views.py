@@ -58,6 +58,7 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
         energy_joules=dict(run.energy_joules),
         attempts=run.job.attempts if run.job is not None else 1,
         goodput_ratio=run.job.goodput_ratio if run.job is not None else None,
+        goodput_is_exact=run.job is None or run.job.attempts == 1 or run.job.repeated_s is not None,
         gpus=gpus,
         cost=cost_of(states_s, prices.hourly(gpus), prices.currency, sum(run.energy_joules.values()), prices.kwh),
     )

@@ -69,8 +69,7 @@ RUN: tuple[Panel, ...] = (
     ).asks("Which share of wall time goes to computing, and which to waiting?", line("{state}", _SECONDS, _SECONDS)),
     detail("run_goodput", "Goodput of its job", "ratio", empty="No scheduler's job, and not resumed.").asks(
         "Which share of its job's whole time, restarts included, computed new steps?",
-        'max(job_id:gpuwatch_job_goodput:ratio and on (job_id) gpuwatch_run_info{run="$run"}'
-        ' or job_id:gpuwatch_job_goodput:ratio{job_id="$run"})',
+        'max(job_id:gpuwatch_job_goodput:ratio and on (job_id) gpuwatch_job_start_timestamp_seconds{run="$run"})',
     ),
     stack("declared_phases", "Declared phases", empty="None but eval and checkpoint (w.phase).", more=True).asks(
         "Which share of wall time goes to each phase that the training declares by name?",

@@ -61,6 +61,15 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
         values(f'gpuwatch_step_percentile_seconds{where[:-1]}, percentile="{name}"}}') for name in ("p50", "p95")
     )
     mfu, estimated = (values(f"gpuwatch_run_{name}_ratio{where}") for name in ("mfu", "mfu_estimated"))
+    jobs = f"last_over_time(gpuwatch_job_start_timestamp_seconds{past}) * 0"
+
+    def of_job(expr: str) -> dict[str, float]:
+        found = instant(f"max by (run) ({jobs} + on (job, job_id) group_left () {expr})")
+        return {_run_key(labels)[0]: value for labels, value in found}
+
+    goodput = of_job(f"max by (job, job_id) (last_over_time(job_id:gpuwatch_job_goodput:ratio[{LOOKBACK}]))")
+    attempts = of_job(f"sum by (job, job_id) (last_over_time(gpuwatch_job_attempts_total[{LOOKBACK}]))")
+    numbered = of_job(f'count by (job, job_id) (last_over_time(gpuwatch_job_steps{{kind="next"}}[{LOOKBACK}]))')
     findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))
     late = values(f"gpuwatch_straggler_excess_ratio{where}")
     runs: list[Run] = []
@@ -99,6 +108,9 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
             steps=int(steps.get(key, 0)),
             states=whole,
             phases=declared.get(key, {}),
+            attempts=int(attempts.get(key[0], 1)),
+            goodput_ratio=goodput.get(key[0]),
+            goodput_is_exact=key[0] in numbered,
             recent=recent,
             verdict=give_verdict(judged, of_rank) if judged.states_s else None,
             findings=of_rank,

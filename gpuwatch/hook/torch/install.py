@@ -27,6 +27,9 @@ PHASES: dict[str, tuple[str, dict[str, str]]] = {
         {"save": CHECKPOINT, "async_save": CHECKPOINT},
     ),
     "torch.distributed.checkpoint.state_dict_loader": ("torch.distributed.checkpoint", {"load": CHECKPOINT_LOAD}),
+    "safetensors.torch": ("safetensors.torch", {"save_file": CHECKPOINT, "load_file": CHECKPOINT_LOAD}),
+    "accelerate.utils.other": ("accelerate.utils.other", {"safe_save_file": CHECKPOINT}),
+    "transformers.modeling_utils": ("transformers.modeling_utils", {"safe_save_file": CHECKPOINT}),
     "torch.distributed.distributed_c10d": ("torch.distributed", {"init_process_group": RENDEZVOUS}),
 }
 """By module: the package that has its functions by the same names, and the phase that each of these is."""

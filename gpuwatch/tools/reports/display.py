@@ -168,8 +168,9 @@ def digits(value: float) -> str:
 
 
 def energy(joules: Mapping[str, float]) -> str:
-    """Return e.g. "3.10 kWh, 38% of it waiting for data": the energy by state, and the state other than work that has most of it."""
+    """Return e.g. "3.10 kWh, 38% of it waiting for data": the energy by state or kind, and the one other than work that has most of it."""
     whole = sum(joules.values())
     text = f"{digits(whole / 3.6e6)} kWh" if whole >= 3.6e5 else f"{digits(whole / 3600)} Wh"
-    lost = [item for item in shares(joules).items() if item[0] not in ENERGY_KINDS["working"] and item[1] >= 0.01]
-    return text + "".join(f", {percent(share)} of it {STATES[state].name}" for state, share in lost[:1])
+    lost = [item for item in shares(joules).items() if item[0] not in ("working", *ENERGY_KINDS["working"])]
+    named = ((STATES[each].name if each in STATES else each, share) for each, share in lost[:1] if share >= 0.01)
+    return text + "".join(f", {percent(share)} of it {name}" for name, share in named)

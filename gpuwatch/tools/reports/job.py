@@ -2,21 +2,25 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from string import Template
 from typing import Any
 
 from gpuwatch import api
 from gpuwatch.api.client import LONG_TIMEOUT_S, Prometheus
-from gpuwatch.diagnosis.rates import money
+from gpuwatch.diagnosis.rates import money, total_cost
 from gpuwatch.diagnosis.report import explained, labelled, shares_text
 from gpuwatch.formatting import duration, harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import energy
 
+_KINDS = {"compute": "useful", "input_wait": "starved", "stalled": "stalled"}
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
 _END = "instance_job_id:gpuwatch_job_end:timestamp{$of}"
 _JOINED = f"and on (job, instance, job_id) {_END}"  # what other nodes served longer ago is in no recorded series
+# Of the GPUs of its runs, and of those that the scheduler gave to it and no run held.
+_OF_GPUS = 'sum by (kind) (sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{run=~"$runs"}[$window])'
+_OF_GPUS += ' or sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{$of,run=""}[$window])) > 0'
 _NUMBERS = {
     "wall_s": "max(job_id:gpuwatch_job:seconds{$of})",
     "goodput_ratio": "max(job_id:gpuwatch_job_goodput:ratio{$of})",
@@ -26,14 +30,11 @@ _NUMBERS = {
     "steps": "max(instance_job_id:gpuwatch_job_next_step:last{$of}) - min(instance_job_id:gpuwatch_job_first_step:last{$of})",
     "nodes": f"count({_END})",
     "attempts": f"sum(last_over_time(gpuwatch_job_attempts_total{{$of}}[$window]) {_JOINED})",
-    "energy_joules": "sum(sum_over_time(job_id:gpuwatch_gpu_energy_joules:increase5m{$of}[$window]))",
-    "cost": 'sum(sum_over_time(owner_kind:gpuwatch_gpu_cost:increase5m{$of,kind="all"}[$window]))',
 }
 _BY = {
     "state": f"sum by (state) (last_over_time(gpuwatch_job_seconds_total{{$of}}[$window]) {_JOINED})",
-    "kind": "sum by (kind) (sum_over_time(owner_kind:gpuwatch_gpu_hours:increase5m{$of}[$window])) > 0",
     "currency": "site:gpuwatch_currency:info",
-    "run": "group by (run) (last_over_time(gpuwatch_run_info{$of}[$window]))",
+    "run": "group by (run) (last_over_time(gpuwatch_job_start_timestamp_seconds{$of}[$window]))",
     "cause": 'topk(3, sum by (cause) (sum_over_time(gpuwatch_finding_evidence_ratio{run=~"$runs",'
     'cause!~"gpu_saturated|compute_bound"}[$window])) > 0)',
 }
@@ -52,13 +53,14 @@ def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | 
     if not (wall := ask(_NUMBERS["wall_s"])):
         return None
     given["window"] = f"{wall[''] + _AFTER_S:.0f}s"
-    numbers = {key: found[""] for key, expr in _NUMBERS.items() if (found := ask(expr))}
     runs = sorted(ask(_BY["run"], "run")) or [name]
     given["runs"] = json.dumps("|".join(map(re.escape, runs)), ensure_ascii=False)[1:-1]
-    by = {label: ask(_BY[label], label) for label in ("state", "kind", "currency", "cause")}
-    causes = sorted(by["cause"], key=lambda cause: -by["cause"][cause])
-    about = {"currency": next(iter(by["currency"]), ""), "causes": causes, "runs": runs}
-    return {"job": name, **numbers, "states": _closed(by["state"], numbers), "gpu_hours": by["kind"], **about}
+    numbers = {key: found[""] for key, expr in _NUMBERS.items() if (found := ask(expr))}
+    states, causes, currency = (ask(_BY[label], label) for label in ("state", "cause", "currency"))
+    hours, joules, cost = (ask(_OF_GPUS.replace("$metric", of), "kind") for of in ("hours", "energy_joules", "cost"))
+    gpus = {"gpu_hours": hours, "energy_joules": joules, **({"cost": cost["all"]} if cost else {})}
+    about = {"currency": next(iter(currency), ""), "causes": sorted(causes, key=lambda cause: -causes[cause])}
+    return {"job": name, **numbers, "states": _closed(states, numbers), **gpus, **about, "runs": runs}
 
 
 def _closed(counted: Mapping[str, float], numbers: Mapping[str, float]) -> dict[str, float]:
@@ -77,48 +79,68 @@ def _closed(counted: Mapping[str, float], numbers: Mapping[str, float]) -> dict[
     return {state: seconds for state, seconds in states.items() if seconds > 1e-3}
 
 
-def _ledger(states: Mapping[str, float], goodput_ratio: float | None) -> list[str]:
-    goodput = f"{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
+def _ledger(states: Mapping[str, float], goodput_ratio: float | None, is_exact: bool) -> list[str]:
+    most = "" if is_exact else "at most "
+    goodput = f"{most}{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
     return [f"  goodput {goodput}", f"  where   {shares_text(shares(states))}"]
 
 
+def _gpus(held: Mapping[str, Any]) -> list[str]:
+    """Return the lines about what was held: see `of_runs`."""
+    hours, joules = {"all": 0.0, **held.get("gpu_hours", {})}, held.get("energy_joules")
+    kinds = sorted(((spent, kind) for kind, spent in hours.items() if kind != "all" and spent), reverse=True)
+    shares = "  ".join(f"{kind} {percent(spent / (hours['all'] or 1.0))}" for spent, kind in kinds)
+    return [
+        *([f"  GPUs    {hours['all']:.3g} GPU-hours: {shares}"] if hours["all"] else ()),
+        *([f"  energy  {energy(joules)}"] if joules else ()),
+        *([f"  cost    {money(held['cost'], held['currency'])}"] if "cost" in held else ()),
+    ]
+
+
+def of_runs(runs: Iterable[api.Run]) -> dict[str, Any]:
+    """Return what these ranks held, as in `joined`: `gpu_hours`, `energy_joules` by state, `cost`, `currency`; without what is not known."""
+    ranks = list(runs)
+    spent = [(_KINDS.get(state), s * len(rank.gpus) / 3600) for rank in ranks for state, s in rank.states.items()]
+    hours = {kind: sum(h for own, h in spent if kind in ("all", own)) for kind in ("all", *_KINDS.values())}
+    used = [item for rank in ranks for item in rank.energy_joules.items()]
+    joules = {state: sum(each for own, each in used if own == state) for state, _ in used}
+    cost = total_cost([rank.cost for rank in ranks if rank.cost is not None])
+    about = {} if cost is None else {"cost": cost.total, "currency": cost.currency}
+    return {"gpu_hours": hours if hours["all"] else {}, "energy_joules": joules, **about}
+
+
 def joined_text(job: Mapping[str, Any]) -> str:
-    kinds = sorted(job["gpu_hours"].items(), key=lambda item: -item[1])
     known = ((each, job[f"{each}s"]) for each in ("attempt", "node") if f"{each}s" in job)
     parts = [duration(job["wall_s"]), *(f"{number:.0f} {each}{'s' * (number != 1)}" for each, number in known)]
-    lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", *_ledger(job["states"], job.get("goodput_ratio"))]
+    ledger = _ledger(job["states"], job.get("goodput_ratio"), "steps" in job or job.get("attempts", 1) == 1)
+    lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", *ledger]
     if {"steps", "redone_elsewhere_steps"} <= job.keys():
         elsewhere = job["redone_elsewhere_steps"]
         lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
-    if kinds:
-        hours = job["gpu_hours"]["all"]
-        shares = "  ".join(f"{kind} {percent(of / hours)}" for kind, of in kinds if kind != "all")
-        lines.append(f"  GPUs    {hours:.3g} GPU-hours: {shares}")
-    if "energy_joules" in job:
-        lines.append(f"  energy  {energy({'compute': job['energy_joules']})}")
-    if "cost" in job:
-        lines.append(f"  cost    {money(job['cost'], job['currency'])}")
+    lines += _gpus(job)
     if job["causes"]:
         causes = ", ".join(job["causes"])
         lines.append(f"  why     {causes}; gpuwatch report {job['runs'][-1]} on its node has the evidence")
     return "\n".join(map(harmless, lines))
 
 
-def job_text(job: api.Job) -> str:
+def job_text(job: api.Job, held: Mapping[str, Any] | None = None) -> str:
+    """Return a job's ledger on one node as text. `held`: see `of_runs`."""
     wall, attempts = duration(sum(job.states.values())), f"{job.attempts} attempt{'s' * (job.attempts != 1)}"
     redone = "an unknown number" if job.redone_steps is None else f"{job.redone_steps:,}"
     lost = f", {job.lost_steps:,} lost" if job.lost_steps else ""
     lines = [
         f"gpuwatch · job {job.job} · {wall}, {attempts}, {job.interruptions} interrupted",
-        *_ledger(job.states, job.goodput_ratio),
+        *_ledger(job.states, job.goodput_ratio, job.redone_steps is not None or job.attempts == 1),
         f"  steps   {job.steps:,}, of which {redone} redone{lost}",
     ]
+    lines += _gpus(held or {})
     if job.restart:
         parts = sorted(job.restart.items(), key=lambda item: -item[1])
         lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in parts))
     for found in job.findings:
         lines += explained(found, indent=10)
     if job.redone_steps is None:
-        how = "give the global step, by Watch(step=…) or w.steps(loader, start=…): redone steps are then counted"
+        how = "give the global step, by watch(loader, start=…) or Watch(step=…): redone steps are then counted"
         lines += labelled("do", how, indent=10)
     return "\n".join(map(harmless, lines))

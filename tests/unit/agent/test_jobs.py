@@ -8,11 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from gpuwatch import api
+from gpuwatch.api.client import Client
+from gpuwatch.cli import build
+from gpuwatch.diagnosis.rates import cost_of
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
-from gpuwatch.tools.reports.job import job_text
+from gpuwatch.errors import SourceError
+from gpuwatch.tools.reports.job import job_text, of_runs
 from gpuwatch_agent.exporter import job_samples
 from gpuwatch_agent.runs import ENDED, LOST, Run, read_record
 from gpuwatch_agent.runs.jobs import MAX_ATTEMPTS, MAX_JOBS, Jobs
@@ -219,8 +225,46 @@ def test_the_page_s_example_is_what_the_command_prints() -> None:
     node = Node()
     attempt(node, 100, 60, first_step=0, job="llm-7")
     attempt(node, 114, 50, first_step=40, bye=True, job="llm-7")
+    states = {"compute": 7200.0, "input_wait": 5400.0, "startup": 1800.0}  # of each rank
+    joules, cost = {"compute": 6.92e6, "input_wait": 4.24e6}, cost_of(states, (2.5,), "EUR")
+    rank = api.Run("r", 0, "n", "ended", 0.0, 0.0, 0.0, states=states, energy_joules=joules, gpus=("H100",), cost=cost)
+    without_gpu = msgspec.structs.replace(rank, energy_joules={}, gpus=(), cost=None)
+    held = of_runs([rank, rank, without_gpu])
+    assert held["cost"] == pytest.approx(20) and held["gpu_hours"] == {
+        "all": 8.0,
+        "useful": 4.0,
+        "starved": 3.0,
+        "stalled": 0.0,
+    }
     page = (Path(__file__).parents[3] / "docs/concepts/jobs.md").read_text()
-    assert f"```\n{job_text(node.only())}\n```" in page
+    assert f"```\n{job_text(node.only(), held)}\n```" in page
+    assert not {"GPUs", "energy", "cost"} & {*job_text(node.only(), of_runs([without_gpu])).split()}  # not known
+
+
+def test_a_job_is_printed_without_its_gpus_while_the_history_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0, job="llm-7", bye=True)
+
+    def unreadable(*_: Any, **__: Any) -> Any:
+        raise SourceError("the history cannot be read now", "http://node", "wait")
+
+    monkeypatch.setattr(Client, "caught_up", lambda self: self)
+    monkeypatch.setattr(Client, "jobs", lambda self: node.jobs.views())
+    monkeypatch.setattr(Client, "runs", unreadable)
+    text = CliRunner().invoke(build(typer), ["report", "--job", "llm-7"])
+    assert (text.exit_code, text.stdout) == (0, job_text(node.only()) + "\n")
+
+
+def test_the_runs_of_a_job_whatever_its_scheduler_calls_it() -> None:
+    node = Node()
+    attempt(node, 100, 6, run="slurm-4711.0", job="llm-7")
+    attempt(node, 114, 5, run="slurm-4712.0", job="llm-7")
+    attempt(node, 114, 5, run="alone", job="")  # not resumed: no job
+    assert node.jobs.runs_of({"slurm-4712.0", "another"}) == {"llm-7": {"slurm-4712.0"}, "alone": set()}
+    served = [
+        each.labels for each in job_samples(node.jobs.views(), node.jobs.runs_of(["slurm-4711.0", "slurm-4712.0"]))
+    ]
+    assert {each for each in served if "slurm" in each[-1]} == {("llm-7", "slurm-4711.0"), ("llm-7", "slurm-4712.0")}
 
 
 def test_where_the_global_step_is_unknown_the_text_asks_for_it() -> None:
@@ -228,7 +272,13 @@ def test_where_the_global_step_is_unknown_the_text_asks_for_it() -> None:
     attempt(node, 100, 60)
     attempt(node, 114, 50)
     assert "of which an unknown number redone" in job_text(node.only())
-    assert "Watch(step=…)" in job_text(node.only())
+    text = job_text(node.only())
+    assert (
+        "Watch(step=…)" in text and f"  goodput at most {node.only().goodput_ratio:.0%}: computed new steps\n" in text
+    )
+    alone = Node()
+    attempt(alone, 100, 60)  # nothing came before it
+    assert "at most" not in job_text(alone.only())
 
 
 def test_steps_that_no_later_attempt_has_come_to_again_are_lost() -> None:
@@ -328,7 +378,7 @@ def test_the_trials_of_a_sweep_are_no_restarts_to_an_alert(bye: bool, served: in
     for run in node.runs.values():
         run.status = ENDED if bye else LOST
     node.jobs.update(node.runs.values())
-    found = {each.metric: each.value for each in job_samples([node.only()])}
+    found = {each.metric: each.value for each in job_samples([node.only()], node.jobs.runs_of(node.only().runs))}
     assert node.only().attempts == 4 and found["gpuwatch_job_attempts_total"] == served
 
 
@@ -337,6 +387,15 @@ def test_a_job_id_that_is_used_again_is_another_job() -> None:
     attempt(node, 100, 60, first_step=0, bye=True)
     attempt(node, 90_000, 30, first_step=0)
     assert (node.only().attempts, node.only().steps) == (1, 30)
+
+
+def test_a_pod_s_job_that_ended_well_is_another_one_when_its_name_comes_again() -> None:
+    """Kubernetes does not restart what succeeded, and names are used again: every night, say."""
+    node = Node()
+    attempt(node, 100, 60, job="vision/train", run="pod-a", bye=True)
+    attempt(node, 90_000, 30, job="vision/train", run="pod-b")  # killed
+    attempt(node, 90_100, 20, job="vision/train", run="pod-c", bye=True)
+    assert (node.only().attempts, node.only().steps) == (2, 50)
 
 
 def test_an_attempt_that_ends_by_an_exception_was_interrupted() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import gpuwatch
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.watch import Watch
@@ -70,6 +71,32 @@ def test_a_load_before_the_first_step_is_seen_and_a_save_inside_a_save_is_one(wa
             save_and_load(clock)
     assert states_ms(watch) == {"startup": 3, "checkpoint": 5 + 2 * 12, "other": 7, "compute": 20}
     assert watch.session.publisher.accounts.timeline.counts.saves == 2
+
+
+def test_safetensors_and_accelerate_s_state_are_checkpoints(
+    watch: Watch, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """accelerate.utils.other has a name of its own for save_file, and Accelerate's load_state ends in load_file."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    accelerate = pytest.importorskip("accelerate")
+
+    def slow(ms: int, function: Any) -> Any:
+        return lambda *args, **kwargs: (clock.sleep_ms(ms), function(*args, **kwargs))[1]
+
+    for name, ms in (("serialize_file", 5), ("safe_open", 7)):
+        monkeypatch.setattr(safetensors, name, slow(ms, getattr(safetensors, name)))
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    before = safetensors.save_file, safetensors.load_file, accelerate.utils.other.safe_save_file
+    for _ in watch.steps([BATCH]):
+        clock.sleep_ms(10)
+        safetensors.save_file({"w": torch.zeros(2)}, tmp_path / "own.safetensors")
+        safetensors.load_file(tmp_path / "own.safetensors")
+        accelerator.save_state(str(tmp_path / "state"))
+        accelerator.load_state(str(tmp_path / "state"))
+    assert states_ms(watch) == {"compute": 10, "checkpoint": 2 * 5, "other": 2 * 7}
+    watch.close()
+    assert (safetensors.save_file, safetensors.load_file, accelerate.utils.other.safe_save_file) == before
 
 
 def test_the_wait_for_other_ranks_at_the_start_is_seen(watch: Watch, clock: Clock) -> None:
@@ -198,4 +225,10 @@ def test_the_global_step_is_known_as_a_checkpoint_has_it(watch: Watch, clock: Cl
         clock.sleep_ms(10)
     for _ in watch.steps([BATCH], start=999):  # the first call counts
         clock.sleep_ms(10)
+    assert watch.session.publisher.accounts.first_step == 40
+
+
+def test_the_global_step_is_given_to_the_one_line_too(watch: Watch) -> None:
+    with watch:
+        assert len(list(gpuwatch.watch([BATCH] * 2, start=40))) == 2
     assert watch.session.publisher.accounts.first_step == 40

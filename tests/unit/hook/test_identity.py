@@ -45,6 +45,41 @@ def test_a_run_id_that_all_ranks_share(procfs: Path, environ: dict[str, str], ru
     assert identify(environ, procfs).run == run
 
 
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAMESPACE": "vision"}
+
+
+@pytest.mark.parametrize(
+    ("host", "environ", "job"),
+    [
+        ("train-3", {**POD, "JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "8"}, "vision/train"),
+        ("train-3", {**POD, "JOB_COMPLETION_INDEX": "3"}, "vision/train-3"),  # it trains alone
+        ("train-13", {**POD, "JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "8"}, ""),  # a node's name: hostNetwork
+        ("train-master-0", {**POD, "MASTER_ADDR": "train-master-0", "WORLD_SIZE": "2"}, "vision/train"),
+        ("train-worker-1", {**POD, "MASTER_ADDR": "train-worker-0.vision.svc", "WORLD_SIZE": "2"}, "vision/train"),
+        ("train-worker-0", {**POD, "MASTER_ADDR": "localhost"}, ""),
+        ("train-worker-1", {"MASTER_ADDR": "train-master-0"}, ""),  # no pod
+        ("train-3", {**POD, "JOB_COMPLETION_INDEX": "3", "GPUWATCH_JOB": "mine"}, "mine"),
+        ("train-3", {**POD, "JOB_COMPLETION_INDEX": "3", "TORCHELASTIC_RUN_ID": "llm"}, "llm"),
+        ("train-3", {**POD, "JOB_COMPLETION_INDEX": "3", "TORCHELASTIC_RUN_ID": "none"}, "vision/train-3"),
+    ],
+)
+def test_the_job_of_a_pod(
+    procfs: Path, monkeypatch: pytest.MonkeyPatch, host: str, environ: dict[str, str], job: str
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    assert identify(environ, procfs).job == job
+
+
+def test_a_pod_s_namespace_is_in_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "train-0")
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0", "WORLD_SIZE": "2"}
+    assert identify(environ, tmp_path / "proc").job == "train"
+    mounted = tmp_path / "var/run/secrets/kubernetes.io/serviceaccount"
+    mounted.mkdir(parents=True)
+    (mounted / "namespace").write_text("team-a")
+    assert identify(environ, tmp_path / "proc").job == "team-a/train"
+
+
 def test_torchrun_without_an_id_gives_the_ranks_of_a_node_its_own(procfs: Path) -> None:
     parent = procfs / str(os.getppid())
     parent.mkdir()

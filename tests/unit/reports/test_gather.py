@@ -44,6 +44,22 @@ def test_energy_is_that_of_all_ranks_and_names_the_state_that_wastes_most() -> N
     assert energy({"compute": 7200.0}) == "2.00 Wh"
 
 
+def test_the_mfu_that_is_estimated_is_the_mean_of_the_run() -> None:
+    series = [
+        {
+            "labels": {"run": "host-1-2", "rank": str(rank)},
+            "points": [[START_S, value], [START_S + 5, None], [START_S + 9, 0.5]],
+        }
+        for rank, value in enumerate((0.3, 0.1))
+    ]
+    report = gather(FakeSource(series={"gpuwatch_run_mfu_estimated_ratio": series}), "resnet", NOW_S)
+    assert report.mfu_estimated_ratio == pytest.approx(0.35)
+    assert "Its MFU is about 35%, estimated from tensor activity." in as_markdown(report)
+    assert "<b>≈ 35%</b><span>MFU, estimated from tensor activity</span>" in as_html(report)
+    without = gather(FakeSource(), "resnet", NOW_S)
+    assert without.mfu_estimated_ratio is None and "MFU" not in as_markdown(without) + as_html(without)
+
+
 def test_step_times_leave_first_batches_out() -> None:
     slow_first = steps(101, 0.060, 0.040, data_wait_s=[5.0] + [0.060] * 100)
     found = gather(FakeSource(taken=slow_first), "resnet", NOW_S).step_time

@@ -35,6 +35,7 @@ def test_a_run_whose_job_crashes_is_not_called_healthy() -> None:
         sentence(JOB)
         == "97% of the time is compute, but after 4 interruptions 56% of the job's time computed new steps"
     )
+    assert sentence(replace(JOB, repeated_s=None)).endswith("at most 56% of the job's time computed new steps")
     assert sentence(replace(JOB, interruptions=1)) == "healthy: 97% of the time is compute, the input keeps up"
 
 
