@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.thresholds import Thresholds
     from gpuwatch.diagnosis.window import StepColumns, Window
     from gpuwatch.hook.evidence import HostWatcher, OwnGpu, StepIdle
+    from gpuwatch.hook.metering import FetchEvidence
     from gpuwatch.host.frames import OwnFrames
 
 _STEPS_KEPT = 2048
@@ -37,6 +38,7 @@ _PYTHON = "python"  # the part of a step in which it runs Python code that is no
 _GAP = "gap"  # what the training thread does between two forward passes without gradients
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
+_MOST_FEEDS = 8
 _STEPS_SHOWN = 20_000  # rows of a window at most
 
 site_thresholds: Thresholds | None = None  # of the file that GPUWATCH_CONFIG names; None: the defaults
@@ -104,6 +106,12 @@ class Accounts:
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
         self._epoch_starts: deque[StepRecord] = deque(maxlen=_EPOCH_STARTS_KEPT)
         self._unsent: list[StepRecord] = []
+        self.feeds: list[
+            FetchEvidence
+        ] = []  # of the training passes that are open, or ended last; not changed, but replaced
+        self._earlier_feeds: list[FetchEvidence] = []
+        self._ended_feeds: deque[FetchEvidence] = deque()
+        self._waited_ns = self._fetches_sampled = 0
 
     @property
     def watcher(self) -> HostWatcher:
@@ -152,6 +160,7 @@ class Accounts:
             else:
                 self._recent.append(step)
         self._unsent.extend(steps)
+        self._collect_evidence()
         if not self.blind:
             self.timeline.book_certain(now_ns, self.recorder.in_step)
             self.idle = self.timeline.book_quiet(now_ns, self._step_ns) == OTHER
@@ -181,6 +190,43 @@ class Accounts:
         self._recent.clear()
         self._first_batches = self._first_waits_ns = 0
 
+    def begin_feed(self, feed: FetchEvidence) -> None:
+        """A training pass begins. Its loader goes on where the one with the same settings ended. Called by the training thread."""
+        ended = [each for each in self.feeds if not each.is_open]
+        self._earlier_feeds = ended or self._earlier_feeds
+        if before := next((each for each in self._earlier_feeds if _same_settings(each.loader, feed.loader)), None):
+            feed.led_ns, feed.is_main = before.led_ns + before.inside_ns, before.is_main
+        self._ended_feeds += ended
+        self.feeds = [*(each for each in self.feeds if each.is_open), feed][-_MOST_FEEDS:]
+
+    def end_feed(self, feed: FetchEvidence) -> None:
+        """A pass was no training."""
+        self.feeds = [each for each in self.feeds if each is not feed]
+
+    def _collect_evidence(self) -> None:
+        """Count what the fetches have shown: of several loaders that feed a step those of the one that is waited for longest, whose settings count."""
+        ended: list[FetchEvidence] = []
+        feeds, waited_ns = self.feeds, self.timeline.counts.phases_ns["data_wait"]
+        with contextlib.suppress(IndexError):
+            ended.extend(iter(self._ended_feeds.popleft, ()))
+        new = [(each, *each.take()) for each in (*ended, *feeds)]
+        new_ns, self._waited_ns = waited_ns - self._waited_ns, waited_ns
+        if feeds:  # the loader that begins the steps is never waited for inside of another one's
+            leader = min(reversed(feeds), key=lambda feed: feed.inside_ns)
+            leader.led_ns += new_ns - sum(inside_ns for *_, inside_ns in new)
+        waits_ns = [max(0, feed.led_ns + feed.inside_ns) for feed in feeds]
+        if len(feeds) == 1 or any(feed.inside_ns for feed in feeds):
+            main = feeds[waits_ns.index(max(waits_ns))]
+            for feed in feeds:
+                feed.is_main = feed is main
+            if main.loader is not None and len(feeds) > 1:
+                ratio = max(waits_ns) / max(1, sum(waits_ns))
+                self.loader, self.batch_bytes = msgspec.structs.replace(main.loader, wait_ratio=ratio), main.batch_bytes
+        for feed, counts, _ in new:
+            self._fetches_sampled += counts[2]
+            if feed.is_main:
+                self.recorder.fetches.add(counts)
+
     def take_delta(self) -> tuple[list[StepRecord], int]:
         """Return the steps since the last call, and the index of the first, from 0. Call with the lock held."""
         steps, self._unsent = self._unsent, []
@@ -207,7 +253,7 @@ class Accounts:
     def settle_cost(self) -> None:
         """Update the hook's own cost, and the sampling rate that follows from it. Call with the lock held."""
         counts = self.timeline.counts
-        self.recorder.meter.settle(counts.steps, self.recorder.fetches.sampled, counts.total_ns)
+        self.recorder.meter.settle(counts.steps, self._fetches_sampled, counts.total_ns)
 
     @property
     def which_clock(self) -> str:
@@ -367,6 +413,11 @@ class Accounts:
         self.settle_cost()
         for state, ns in self.provisional_ns(now_ns).items():
             self.timeline.ledger.book(state, self.timeline.ledger.watermark_ns + ns)
+
+
+def _same_settings(one: Loader | None, other: Loader | None) -> bool:
+    plain = [each and msgspec.structs.replace(each, worker_pids=()) for each in (one, other)]
+    return plain[0] == plain[1]
 
 
 def _columns(steps: Sequence[StepRecord]) -> StepColumns:

@@ -12,7 +12,7 @@ from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from gpuwatch.ledger.events import UNKNOWN_SAMPLES
-from gpuwatch.wire import Loader
+from gpuwatch.wire import MAX_TEXT, Loader
 
 _DEPTH = 16
 _MAX_WRAPPED, _DEPTH_WRAPPED, _MOST_MEMBERS = 500, 5, 16
@@ -127,6 +127,7 @@ def loader_settings(loader: Any, iterator: Any) -> Loader:
         **{name: setting(name, int) for name in ("num_workers", "prefetch_factor", "batch_size")},
         **{name: setting(name, bool) for name in ("pin_memory", "persistent_workers")},
         batches=batches,
+        dataset=type(getattr(loader, "dataset", getattr(loader, "_dataset", loader))).__name__[:MAX_TEXT],
         worker_pids=tuple(pid for worker in workers if (pid := getattr(worker, "pid", None)) is not None),
     )
 

@@ -170,6 +170,9 @@ class Session:
         if has_settings:
             self.note_loader(loader, iterator)
             self.guard(lambda: self._health.begin_pass(iterator), "reading the loader's settings")
+        if loop.training:
+            loop.owner.loader = self.publisher.accounts.loader if has_settings else None
+            self.publisher.accounts.begin_feed(loop.owner)
 
     def note_loader(self, loader: Any, iterator: Any) -> None:
         """Note a loader's settings and workers: evidence, and advice in numbers."""
@@ -178,7 +181,7 @@ class Session:
         except Exception as error:
             self.failed("reading the loader's settings", error)
 
-    def first_batch(self, batch: Any) -> None:
+    def first_batch(self, loop: Any, batch: Any) -> None:
         """Note what is read from one batch per training pass."""
         try:
             torch = sys.modules.get("torch")
@@ -186,11 +189,13 @@ class Session:
                 self.trained_with_gradients = True
             accounts = self.publisher.accounts
             if (size := size_bytes(batch)) is not None:
-                accounts.batch_bytes = size
-            if accounts.loader is not None and accounts.loader.num_workers and not accounts.loader.worker_pids:
+                accounts.batch_bytes = loop.owner.batch_bytes = size
+            known = accounts.loader if len(accounts.feeds) < 2 else loop.owner.loader
+            if known is not None and known.num_workers and not known.worker_pids:
                 # Made by a generator, just now.
                 made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
-                accounts.loader = replace(accounts.loader, worker_pids=tuple(each.pid for each in made if each.daemon))
+                known = replace(known, worker_pids=tuple(each.pid for each in made if each.daemon))
+                accounts.loader = loop.owner.loader = known
             self._health.first_batch(batch)
         except Exception as error:
             self.failed("reading a batch", error)
@@ -203,7 +208,7 @@ class Session:
     def end_pass(self, loop: Any, training: bool) -> None:
         """Undo what `begin_pass` has prepared, if it has."""
         with sigchld_held():
-            has_begun = loop in self.loops
+            has_begun, loop.owner.is_open = loop in self.loops, False
             self.loops.discard(loop)
             if training and self.recorder.thread == get_ident():
                 self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body

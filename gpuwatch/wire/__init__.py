@@ -120,6 +120,9 @@ class Loader(msgspec.Struct, frozen=True):
     batch_bytes: int | None = None
     batches: int | None = None  # Batches per epoch, `len(loader)`.
     worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=MAX_WORKERS)] = ()
+    dataset: Text | None = None  # The class of its data set, or its own.
+    wait_ratio: Number | None = None
+    """Of several loaders that feed a step, this one is waited for longest: for this share of the wait. None: there is only one."""
 
 
 class WorkerDeath(msgspec.Struct, frozen=True):

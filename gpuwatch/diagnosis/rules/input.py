@@ -51,16 +51,26 @@ class InputWait:
         text = f"on average {duration(self.step.wait_s)} of a {duration(step_s)} step"
         return text + ", start-up and first batches left out" * (abs(self.step.wait_s / step_s - self.share) > _DIFFERS)
 
+    @property
+    def others_s(self) -> float:
+        """The wait for other loaders than the one that is diagnosed, in seconds a step."""
+        ratio = self.window.loader.wait_ratio
+        return 0.0 if ratio is None else (1 - ratio) * self.step.wait_s
+
     def finding(
         self, title: str, *evidence: Evidence, advice: str, gain: Gain = None, plan: Plan | None = None
     ) -> Finding:
         """Return the finding of a reason for this wait. `gain`: of the advice; None: at most a step without any wait. `plan`: workers to advise, if certain."""
         text = f"training waited for data {percent(self.share)} of the time ({self.mean})"
-        bound = round(1 + self.step.wait_s / self.step.rest_s, 2) if self.step.rest_s else _MOST_BOUND
+        loader, rest_s = self.window.loader, self.step.rest_s + self.others_s
+        bound = round((self.step.wait_s + self.step.rest_s) / rest_s, 2) if rest_s else _MOST_BOUND
         if plan is not None and plan.speedup[0] >= WORTH:
             advice, gain = advice + plan.note, plan.gain
         elif plan is not None:
             advice, bound = f"{_CHEAPER if plan.on_cpu else _AHEAD}; {_UNCERTAIN}", _MOST_BOUND
+        if loader.wait_ratio is not None:
+            advice = f"of the loaders that feed a step, the one over {loader.dataset}: {advice}"
+            text += f", {percent(loader.wait_ratio)} of that for the loader over {loader.dataset}"
         return found(
             title,
             self.share,
@@ -74,7 +84,8 @@ class InputWait:
 
     def plan(self, on_cpu: bool) -> Plan:
         """Return the workers that feed the step."""
-        return plan(self.window, self.step.wait_s, self.step.rest_s, on_cpu=on_cpu, hidden_s=self.step.hidden_s)
+        wait_s, rest_s = self.step.wait_s - self.others_s, self.step.rest_s + self.others_s
+        return plan(self.window, wait_s, rest_s, on_cpu=on_cpu, hidden_s=self.step.hidden_s)
 
     def more_workers(self, reason: str) -> tuple[str, Gain]:
         """Return the advice to take more workers, as these mostly wait, and its gain; empty and None where there are enough."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -104,8 +105,59 @@ def test_loaders_that_take_turns_are_both_sampled(monkeypatch: pytest.MonkeyPatc
 
     for _ in zip(watch.steps(range(20)), watch.steps(slow()), strict=True):
         clock.sleep_ms(10)
+    turn(watch)
     fetches = watch._recorder.fetches
     assert fetches.wall_ns == 20 * 30 * MS and fetches.cpu_ratio is not None and fetches.cpu_ratio < 0.5
+    watch.close()
+
+
+@pytest.mark.parametrize("order", ["slow first", "fast first", "now and then"])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_of_loaders_that_feed_a_step_the_one_waited_for_is_diagnosed(
+    order: str, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one made was: 4 batches were ready, and "collate in the worker" was the advice, where the other one had no workers."""
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+
+    class Slow(SimpleNamespace):
+        num_workers, dataset, _iterator = 0, 1.5, None
+
+        def __iter__(self) -> Iterator[int]:
+            for number in range(40):
+                clock.sleep_ms(30)
+                yield number
+
+    class Fast(Workers):
+        num_workers, dataset = 2, "a"
+
+        def __next__(self) -> int:
+            clock.sleep_ms(1)
+            return super().__next__()
+
+    for _ in range(passes):
+        slow, fast = watch.steps(Slow()), watch.steps(Fast([4] * 40))
+        others = iter(fast) if order == "now and then" else None
+        both = {"slow first": (slow, fast), "fast first": (fast, slow), "now and then": (slow,)}[order]
+        for number, _ in enumerate(zip(*both, strict=False)):
+            clock.sleep_ms(10)
+            if others and number % 10 == 9:
+                clock.sleep_ms(20)
+                next(others)
+        del others
+        turn(watch)
+    loader, fetches = watch._publisher.accounts.loader, watch._recorder.fetches
+    assert loader is not None and (loader.num_workers, loader.dataset) == (0, "float")
+    assert loader.wait_ratio == pytest.approx(30 / 31 if order != "now and then" else 300 / 301, abs=0.002)
+    assert fetches.from_workers == 0 and fetches.sampled > 0 and fetches.wall_ns == fetches.sampled * 30 * MS
+    report = watch.report()
+    finding = next(each for each in report.findings if each.cause == "input_single_process")
+    assert finding.advice.startswith("of the loaders that feed a step, the one over float: ")
+    assert "for the loader over float" in finding.evidence[0].text and "collate" not in str(report)
+    for _ in watch.steps(Fast([1, 1])):  # alone, it is the one that counts
+        pass
+    turn(watch)
+    assert fetches.from_workers == 3 and watch._publisher.accounts.loader.wait_ratio is None  # type: ignore[union-attr]
     watch.close()
 
 
