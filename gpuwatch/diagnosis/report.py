@@ -218,6 +218,8 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
     if not losses:
         verdict = _no_loss(window, {finding.cause: finding for finding in findings}, thresholds)
         return msgspec.structs.replace(verdict, sentence=verdict.sentence + excluded)
+    if state == st.EVAL and (window.eval_wait_ratio or 0.0) >= thresholds.input_share_critical:
+        text += f", and waits for data for {percent(window.eval_wait_ratio or 0.0)} of that"
     if state != st.INPUT_WAIT:
         return Verdict(_SENTENCES[state][0], ratio, text + excluded)
     if window.waits_hidden_in is not None:

@@ -173,6 +173,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     fetch_place: Place | None = None  # the user's code in which the training thread most often waited for a batch
     step_place: Place | None = None  # the same for the rest of the step
     python_place: Place | None = None  # the same for Python code in it that is not torch's; the ratio is of the step
+    eval_wait_ratio: float | None = None  # share of evaluation that waits for data; None: its loader is not watched
     gaps_s: float = 0.0
     """From one forward pass without gradients to the next pass, in a loop without a watched loader: an environment's time, for example."""
     gap_place: Place | None = None  # where most of that was spent, in the user's own code
@@ -285,12 +286,13 @@ def make_window(duration_ns: int, states_ns: Mapping[str, int], now: Any, then: 
         whole = getattr(now, of) - getattr(then, of, 0)
         return (getattr(now, name) - getattr(then, name, 0)) / whole if whole > 0 else None
 
-    before = getattr(then, "declared_ns", {})
+    eval_wait_ns, before = now.eval_wait_ns - getattr(then, "eval_wait_ns", 0), getattr(then, "declared_ns", {})
     declared_ns = {name: ns - before.get(name, 0) for name, ns in now.declared_ns.items()}
     return Window(
         duration_s=duration_ns / 1e9,
         states_s={state: ns / 1e9 for state, ns in states_ns.items()},
         declared_s={name: ns / 1e9 for name, ns in declared_ns.items() if ns > 0},
+        eval_wait_ratio=min(1.0, eval_wait_ns / states_ns[EVAL]) if eval_wait_ns and states_ns.get(EVAL) else None,
         coverage=per("steps", "device_steps") or 0.0,
         unverified_ratio=per("steps", "unverified_steps") or 0.0,
         drained_ratio=per("device_steps", "drained_steps"),

@@ -87,6 +87,7 @@ class Counters(msgspec.Struct):
     worker_fetches: Count = 0  # batches requested from a loader with workers
     ready_batches: Count = 0  # batches that were ready at these requests, summed
     empty_fetches: Count = 0  # those of `worker_fetches` at which no batch was ready
+    eval_wait_ns: Duration = 0  # waits for data in evaluations, as far as their loader is watched
     saves: Count = 0  # checkpoints that were written; files without a step between them are one
 
 

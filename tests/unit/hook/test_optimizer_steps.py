@@ -111,6 +111,7 @@ def test_a_pass_that_only_evaluates_is_an_evaluation(training: Training, inside:
             validate()
     states = training.states_ms()
     assert states == {"input_wait": 160, "compute": 80, "eval": 80}
+    assert training.watch._publisher._window(closed=True)[0].eval_wait_ratio == pytest.approx(48 / 80)
     assert training.watch.report().steps == 8
 
 

@@ -94,6 +94,20 @@ def test_transfer_is_quiet_when_pinned_or_short_and_abstains_when_not_known() ->
     assert transfer_pageable(replace(copying, loader=Loader())) is None
 
 
+@pytest.mark.parametrize(("waits", "says"), [(0.84, True), (0.2, False), (None, False)])
+def test_an_evaluation_that_waits_for_data_itself_is_not_asked_to_be_rarer(waits: float | None, says: bool) -> None:
+    """ "Evaluate half as often" where 84% of the evaluation was the wait of a loader without workers."""
+    columns = steps(100, 0.001, 0.099)
+    evaluated = window(columns, states_s=states(columns, eval=15.0), eval_wait_ratio=waits)
+    finding = eval_share(evaluated)
+    assert finding is not None
+    assert ("give the validation set's loader workers" in finding.advice) == says
+    assert [each.value for each in finding.evidence] == pytest.approx([0.6] + [waits] * (waits is not None))
+    assert finding.predicted_speedup == pytest.approx(1 / (1 - 0.6 * (0.84 if says else 0.5)), abs=0.01)
+    sentence = give_verdict(evaluated, [finding]).sentence
+    assert sentence == "evaluation takes 60% of the time" + ", and waits for data for 84% of that" * says
+
+
 @pytest.mark.parametrize(("rule", "state"), [(eval_share, "eval"), (checkpoint_stall, "checkpoint")])
 def test_a_phase_that_takes_a_large_part(rule, state) -> None:  # type: ignore[no-untyped-def]
     columns = steps(100, 0.001, 0.099)
