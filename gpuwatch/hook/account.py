@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _STEPS_KEPT = 2048
 _PYTHON = "python"  # the part of a step in which it runs Python code that is not torch's
+_FIRST_WAIT = "first wait"  # the wait for the run's first batch
 _GAP = "gap"  # what the training thread does between two forward passes without gradients
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
@@ -302,11 +303,13 @@ class Accounts:
             device=device(),
             steps=_columns(self._steps_in_proportion()),
             first_step_s={} if first is None else {state: ns / 1e9 for state, ns in first.states_ns().items()},
+            end_s=self.timeline.counts.ends_ns / 1e9 if self._first_batches == 1 else 0.0,
             fetch_cpu_ratio=fetches.cpu_ratio,
             out_of_order_ratio=fetches.out_of_order / fetches.empty if fetches.empty >= _LEAST_EMPTY else None,
             loader=self.loader_with_batch(),
             bounded_by_optimizer=self.bounded_by_optimizer,
             untrained_s=self.untrained_s,
+            first_place=None if frames is None else frames.most_frequent(_FIRST_WAIT),
             fetch_place=None if frames is None else frames.most_frequent(DATA_WAIT),
             step_place=None if frames is None else frames.most_frequent(IN_STEP),
             gap_place=None if frames is None else frames.most_frequent(_GAP),
@@ -384,10 +387,12 @@ class Accounts:
         recorder = self.recorder
         with interrupting() as kept:
             doing = _GAP if recorder.gap_since_ns else recorder.doing()
-            if doing in (DATA_WAIT, IN_STEP, BETWEEN, _GAP):
+            if doing is DATA_WAIT and not self.timeline.counts.steps:
+                doing = _FIRST_WAIT
+            if doing in (_FIRST_WAIT, DATA_WAIT, IN_STEP, BETWEEN, _GAP):
                 self.frames = self.frames or OwnFrames()
                 in_python = _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
-                self.frames.sample(recorder.thread, doing, in_python, kept)
+                self.frames.sample(recorder.thread, doing, in_python, kept, doing is _FIRST_WAIT)
 
     def note_standstill(self, now_ns: int) -> None:
         """Note where a process is that makes no progress, and again every ten seconds. Called by another thread than the training's."""

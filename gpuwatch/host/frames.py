@@ -36,6 +36,16 @@ _OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 
+SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
+_STARTING = {
+    "/popen_spawn": SPAWNS,
+    "/popen_forkserver": SPAWNS,
+    "/multiprocessing/": "the wait for the workers",
+    "<frozen importlib": "imports",
+}
+"""What a thread does in Python's own files, by a part of their names, while it waits for the first batch."""
+
+
 def is_users(file: str) -> bool:
     """Whether a file is the user's: neither Python's own nor an installed package's nor gpuwatch's."""
     return may_be_users(file) and not _INSTALLED.search(file)
@@ -57,7 +67,7 @@ class Place(NamedTuple):
     ratio: float  # share of the samples in which the thread was in this function, 0–1
 
     def __str__(self) -> str:
-        return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})"
+        return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})" if self.file else self.function
 
 
 @contextmanager
@@ -84,7 +94,9 @@ class OwnFrames:
         self._places: dict[str, Counter[tuple[str, str, int] | None]] = {}
         """(file, function, line); None where no function of the user's is on the stack."""
 
-    def sample(self, thread: int | None, doing: str, in_python: str = "", kept: bool = False) -> None:
+    def sample(
+        self, thread: int | None, doing: str, in_python: str = "", kept: bool = False, is_start: bool = False
+    ) -> None:
         """Take one sample of a thread, in any other one. Nothing where it has no Python frame.
 
         `in_python`: a name for the same samples with places for those alone in which it runs Python code that is not torch's. Such a
@@ -94,6 +106,8 @@ class OwnFrames:
         if frame is None:
             return
         place, deepest, names = _place(frame), frame.f_code.co_filename, frame.f_globals
+        if is_start and place is None:
+            place = _starting(frame)
         self._places.setdefault(doing, Counter())[place] += 1
         if in_python:
             is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))
@@ -165,6 +179,18 @@ def place_of(thread: int | None) -> str:
     """Return the deepest of the user's functions that a thread is in now, with file and line; "" where it is in none."""
     place = _place(sys._current_frames().get(thread or 0))
     return "" if place is None else f"{place[1]} ({PurePosixPath(place[0]).name}:{place[2]})"
+
+
+def _starting(frame: FrameType | None) -> tuple[str, str, int] | None:
+    """Return what a thread does there that waits for a first batch, as a function without a file; None where it is in no known place."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if text := next((text for part, text in _STARTING.items() if part in name), None):
+            made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+            is_spawned = any(getattr(getattr(each, "_popen", None), "method", "fork") != "fork" for each in made)
+            return "", SPAWNED if is_spawned and name.startswith("/") and text != SPAWNS else text, 0
+        frame = frame.f_back
+    return None
 
 
 _is_users = cache(is_users)

@@ -114,6 +114,8 @@ class Timeline:
             _, begin, end, state, *waited = entry
             if states.EVAL in (state, self._phase_state):
                 self.counts.eval_wait_ns += end - begin if state == states.INPUT_WAIT else sum(waited)
+            elif state == states.INPUT_WAIT and self._phase_state is None:
+                self.counts.ends_ns += end - begin
             self._book_between(begin)
             self._book_between(end, state)
             self._on_device.interrupted(states.COMPUTE)
