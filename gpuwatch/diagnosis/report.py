@@ -253,6 +253,12 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
         what = "passes outside of torch" if window.bounded_by_optimizer else "waits for data"
         text = f"mostly compute; {percent(waited)} of the time {what}: {1 / (1 - waited):.1f}× at most without it"
         text += _by_host_clock(window)
+    parts = {state: window.share(state) for state in (st.EVAL, st.CHECKPOINT)} | dict(window.declared)
+    parts["outside of steps and phases"] = window.share(st.OTHER) - sum(window.declared.values())
+    if share >= 0.5 and (whole := sum(parts.values())) >= thresholds.input_share:
+        named = ", ".join(f"{name} {percent(part)}" for name, part in parts.items() if part >= 0.01)
+        text = f"mostly compute, {percent(share)} of the time" if waited < thresholds.input_share_mild else text
+        text += f"; {percent(whole)} of it is in no step ({named})"
     if window.job is not None and window.job.goodput_ratio is not None and "checkpoint_interval" in found:
         new = f"{percent(window.job.goodput_ratio)} of the job's time computed new steps"
         text = f"{percent(share)} of the time is compute, but after {window.job.interruptions} interruptions {new}"

@@ -4,6 +4,7 @@ A batch may be any container; tensors are anything with `shape`, `nbytes` and `t
 """
 
 import gc
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
@@ -115,7 +116,7 @@ def loader_settings(loader: Any, iterator: Any) -> Loader:
     except (TypeError, NotImplementedError, AttributeError):
         batches = None
     if not isinstance(getattr(loader, "num_workers", None), int):
-        loader = loader_inside(loader, iterator) or loader
+        loader = loader_inside(loader, iterator) or loader_inside(*of_threads()) or loader
         iterator = loader if hasattr(loader, "_workers") else getattr(loader, "_iterator", None) or iterator
 
     def setting(name: str, kind: type) -> Any:
@@ -132,10 +133,19 @@ def loader_settings(loader: Any, iterator: Any) -> Loader:
     )
 
 
+def of_threads() -> Iterator[Any]:
+    """Yield what the functions of other threads, such as one that feeds a queue, were given and refer to."""
+    for thread in threading.enumerate():
+        target = getattr(thread, "_target", None)
+        if target is not None and thread.name != "gpuwatch":
+            names, known = getattr(target, "__code__", None), getattr(target, "__globals__", {})
+            yield from (target, *thread._args, *map(known.get, getattr(names, "co_names", ())))  # type: ignore[attr-defined]
+
+
 def loader_inside(*things: Any) -> Any | None:
     """Return the DataLoader, or its iterator, that these iterables take batches from, such as tqdm, enumerate, zip, islice or a generator; None where none is found.
 
-    It is looked for in attributes, in a generator's variables, and in what a built-in iterator refers to. Nothing is called.
+    It is looked for in attributes, in a generator's frame, and in what a built-in iterator refers to. Nothing is called.
     """
     todo, seen = deque((thing, 0) for thing in things), set[int]()
     while todo and len(seen) < _MAX_WRAPPED:
@@ -150,11 +160,13 @@ def loader_inside(*things: Any) -> Any | None:
             continue
         inner = list(known.values())
         if isinstance(thing, GeneratorType) and thing.gi_frame is not None:
-            inner += [*thing.gi_frame.f_locals.values(), thing.gi_yieldfrom]
+            inner += [*thing.gi_frame.f_locals.values(), thing.gi_yieldfrom, *gc.get_referents(thing)]
         elif isinstance(thing, FunctionType):
             inner += [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY_CELL]
         elif isinstance(thing, MethodType):
             inner += [thing.__self__, thing.__func__]
+        elif hasattr(type(thing), "__slots__"):
+            inner += gc.get_referents(thing)
         elif type(thing).__module__ in ("itertools", "builtins") and not isinstance(thing, (Mapping, str, bytes)):
             inner += (
                 gc.get_referents(thing) if not isinstance(thing, (list, tuple)) or len(thing) <= _MOST_MEMBERS else ()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpuwatch.hook.batches import loader_settings, size_bytes
+from gpuwatch.hook.batches import loader_inside, loader_settings, of_threads, size_bytes
 from gpuwatch.hook.identity import Membership, asynchronous_framework
 from gpuwatch.hook.loader_health import LoaderHealth
 from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
@@ -132,7 +132,12 @@ class Session:
 
     def _begin_optimizer_steps(self) -> None:
         """Steps are bounded by an optimizer from now on."""
-        self.trained_with_gradients = self.publisher.accounts.bounded_by_optimizer = True
+        accounts = self.publisher.accounts
+        self.trained_with_gradients = accounts.bounded_by_optimizer = True
+        if (
+            accounts.loader is None and (found := loader_inside(*of_threads())) is not None
+        ):  # a thread's that feeds the loop
+            self.note_loader(found, found)
         self.start()
 
     def find_device(self) -> None:
@@ -191,6 +196,12 @@ class Session:
             if (size := size_bytes(batch)) is not None:
                 accounts.batch_bytes = loop.owner.batch_bytes = size
             known = accounts.loader if len(accounts.feeds) < 2 else loop.owner.loader
+            if (
+                known is loop.owner.loader is not None and known.num_workers is None
+            ):  # a generator may have made one by now
+                found = loader_settings(loop.iterator, loop.iterator)
+                if found.num_workers is not None:
+                    known = accounts.loader = loop.owner.loader = replace(found, batches=known.batches)
             if known is not None and known.num_workers and not known.worker_pids:
                 # Made by a generator, just now.
                 made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))

@@ -393,7 +393,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window.fetch_place)
         if place is not None and place.ratio >= 0.5:
             title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
-        advice = "make batches in the background: a DataLoader with num_workers, or a prefetching thread"
+        inside = window.loader.dataset and f" (no DataLoader was found inside {window.loader.dataset})"
+        advice = f"make batches in the background: a DataLoader with num_workers{inside or ''}, or a prefetching thread"
         if not computes:
             advice += "; if one fills a queue already, it is too slow: see what it waits for (gpuwatch stacks), and take more of them"
     return wait.finding(title, *evidence, advice=advice, gain=gain)
@@ -463,6 +464,9 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     if wait is None or not window.bounded_by_optimizer:
         return None
     place = window.fetch_place
+    ahead = "make batches ahead (a DataLoader with num_workers, a thread), and log every N steps"
+    if (workers := window.workers) is not None:
+        ahead = f"a thread takes batches from a DataLoader over {window.loader.dataset} with num_workers={workers}: give it more"
     batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
     text = f"{{}} of the time passed between an optimizer step and the next forward pass ({wait.mean})"
     return found(
@@ -471,6 +475,5 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
         *measured("outside torch", wait.share, text),
         *place_evidence(place, "it"),
         severity=wait.severity,
-        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); make batches ahead "
-        "(a DataLoader with num_workers, a thread), and log every N steps",
+        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); {ahead}",
     )

@@ -95,6 +95,19 @@ def test_transfer_is_quiet_when_pinned_or_short_and_abstains_when_not_known() ->
     assert transfer_pageable(replace(copying, loader=Loader())) is None
 
 
+def test_phases_that_are_small_each_are_added_up() -> None:
+    """Checkpoints 8% and their load 11%: "healthy: 81% of the time is compute, the input keeps up"."""
+    columns = steps(100, 0.0001, 0.0809)
+    spent = {"checkpoint": 0.8, "other": 1.1}
+    saving = window(columns, states_s=states(columns, **spent), declared_s={"checkpoint_load": 1.0})
+    assert give_verdict(saving).sentence == (
+        "mostly compute: 81% of the time is compute, the input keeps up; 19% of the time is in no step "
+        "(checkpoint 8.0%, checkpoint_load 10%, outside of steps and phases 1.0%)"
+    )
+    few = window(columns, states_s=states(columns, checkpoint=0.5, other=0.5), declared_s={"checkpoint_load": 0.5})
+    assert give_verdict(few).sentence == "healthy: 89% of the time is compute, the input keeps up"
+
+
 BUILD = Place("D.build_index", "/home/me/data.py", 41, 0.98)
 SPAWN = Place(SPAWNED, "", 0, 0.9)
 
@@ -241,7 +254,9 @@ def test_time_outside_of_torch_is_named_where_no_loader_is_watched() -> None:
     assert (finding.cause, finding.ratio) == ("outside_torch", pytest.approx(0.6))
     assert "(on average 60 ms of a 100 ms step)" in finding.evidence[0].text
     assert finding.evidence[1].text == "71% of it is in get_batch (train.py:12)"
-    assert "get_batch (train.py:12)) into `with w.data():`" in finding.advice
+    assert "get_batch (train.py:12)) into `with w.data():`" in finding.advice and "(a DataLoader" in finding.advice
+    fed = outside_torch(replace(bounded, loader=Loader(num_workers=0, dataset="Images")))
+    assert fed is not None and "from a DataLoader over Images with num_workers=0: give it more" in fed.advice
     verdict = give_verdict(bounded)
     assert verdict.state == "host"
     text = "60% of the time passed between an optimizer step and the next forward pass, outside of torch"
