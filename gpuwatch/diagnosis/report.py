@@ -269,12 +269,8 @@ def _excluded(window: Window) -> str:
     """Return what no share counts, for people."""
     if untrained_s := sum(window.untrained_s.values()):
         return f" (excluding {duration(untrained_s)} before the training, from the first pass without an optimizer step on)"
-    parts = _start_and_end(window)
-    return (
-        f" (excluding {', and '.join(f'{what}, which took {duration(spent_s)}' for what, spent_s in parts)})"
-        if parts
-        else ""
-    )
+    parts = ", and ".join(f"{what}, which took {duration(spent_s)}" for what, spent_s in _start_and_end(window))
+    return parts and f" (excluding {parts})"
 
 
 def _start_and_end(window: Window) -> list[tuple[str, float]]:

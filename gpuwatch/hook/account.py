@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 _STEPS_KEPT = 2048
 _PYTHON = "python"  # the part of a step in which it runs Python code that is not torch's
-_FIRST_WAIT = "first wait"  # the wait for the run's first batch
+_FIRST = "first wait"  # the wait for the run's first batch
 _GAP = "gap"  # what the training thread does between two forward passes without gradients
+_PLACES = {"first": _FIRST, "fetch": DATA_WAIT, "step": IN_STEP, "gap": _GAP, "between": BETWEEN, "python": _PYTHON}
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
 _MOST_FEEDS = 8
@@ -107,11 +108,7 @@ class Accounts:
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
         self._epoch_starts: deque[StepRecord] = deque(maxlen=_EPOCH_STARTS_KEPT)
         self._unsent: list[StepRecord] = []
-        self.feeds: list[
-            FetchEvidence
-        ] = []  # of the training passes that are open, or ended last; not changed, but replaced
-        self._earlier_feeds: list[FetchEvidence] = []
-        self._ended_feeds: deque[FetchEvidence] = deque()
+        self.feeds: list[FetchEvidence] = []  # of the training passes that are open, or ended last
         self._waited_ns = self._fetches_sampled = 0
 
     @property
@@ -189,44 +186,37 @@ class Accounts:
         self.untrained_s = {state: ns / 1e9 for state, ns in spent_ns.items() if ns}
         self._epoch_starts.clear()
         self._recent.clear()
-        self._first_batches = self._first_waits_ns = 0
+        self._first_batches = self._first_waits_ns = self.timeline.counts.ends_ns = 0
 
     def begin_feed(self, feed: FetchEvidence) -> None:
-        """A training pass begins. Its loader goes on where the one with the same settings ended. Called by the training thread."""
-        ended = [each for each in self.feeds if not each.is_open]
-        self._earlier_feeds = ended or self._earlier_feeds
-        if before := next((each for each in self._earlier_feeds if _same_settings(each.loader, feed.loader)), None):
-            feed.led_ns, feed.is_main = before.led_ns + before.inside_ns, before.is_main
-        self._ended_feeds += ended
-        self.feeds = [*(each for each in self.feeds if each.is_open), feed][-_MOST_FEEDS:]
-
-    def end_feed(self, feed: FetchEvidence) -> None:
-        """A pass was no training."""
-        self.feeds = [each for each in self.feeds if each is not feed]
+        """A training pass begins: from now on it is compared with those that are open. Called by the training thread."""
+        for each in self.feeds:
+            each.is_past, each.led_ns = not each.is_open, -each.inside_ns
+        self.feeds.append(feed)
+        del self.feeds[:-_MOST_FEEDS]
 
     def _collect_evidence(self) -> None:
-        """Count what the fetches have shown: of several loaders that feed a step those of the one that is waited for longest, whose settings count."""
-        ended: list[FetchEvidence] = []
-        feeds, waited_ns = self.feeds, self.timeline.counts.phases_ns["data_wait"]
-        with contextlib.suppress(IndexError):
-            ended.extend(iter(self._ended_feeds.popleft, ()))
-        new = [(each, *each.take()) for each in (*ended, *feeds)]
+        """Count what fetches have shown: of several loaders that feed a step those of the one that is waited for longest, whose settings count."""
+        waited_ns = self.timeline.counts.phases_ns["data_wait"]
         new_ns, self._waited_ns = waited_ns - self._waited_ns, waited_ns
-        if feeds:  # the loader that begins the steps is never waited for inside of another one's
+        new = [(feed, *feed.take()) for feed in list(self.feeds)]
+        if feeds := [feed for feed, *_ in new if not feed.is_past]:
+            # The loader that begins the steps is never waited for inside of another one's.
             leader = min(reversed(feeds), key=lambda feed: feed.inside_ns)
             leader.led_ns += new_ns - sum(inside_ns for *_, inside_ns in new)
-        waits_ns = [max(0, feed.led_ns + feed.inside_ns) for feed in feeds]
-        if len(feeds) == 1 or any(feed.inside_ns for feed in feeds):
-            main = feeds[waits_ns.index(max(waits_ns))]
+            waits_ns = [max(0, feed.led_ns + feed.inside_ns) for feed in feeds]
+            main = feeds[waits_ns.index(max(waits_ns))] if len(feeds) > 1 and any(f.inside_ns for f in feeds) else None
             for feed in feeds:
-                feed.is_main = feed is main
-            if main.loader is not None and len(feeds) > 1:
+                feed.is_main = main in (None, feed)
+            if main is not None and main.loader is not None:
                 ratio = max(waits_ns) / max(1, sum(waits_ns))
                 self.loader, self.batch_bytes = msgspec.structs.replace(main.loader, wait_ratio=ratio), main.batch_bytes
         for feed, counts, _ in new:
             self._fetches_sampled += counts[2]
             if feed.is_main:
                 self.recorder.fetches.add(counts)
+            if feed.is_past and feed in self.feeds:
+                self.feeds.remove(feed)
 
     def take_delta(self) -> tuple[list[StepRecord], int]:
         """Return the steps since the last call, and the index of the first, from 0. Call with the lock held."""
@@ -295,6 +285,7 @@ class Accounts:
         first = self.timeline.counts.slow_first
         quiet, since_ns = self.timeline.quiet(now_ns, self._step_ns) or ("", 0)
         fetches, frames = self.recorder.fetches, self.frames
+        places = {} if frames is None else {f"{name}_place": frames.most_frequent(of) for name, of in _PLACES.items()}
         window = make_window(
             now_ns - self.timeline.start_ns,
             states,
@@ -309,12 +300,7 @@ class Accounts:
             loader=self.loader_with_batch(),
             bounded_by_optimizer=self.bounded_by_optimizer,
             untrained_s=self.untrained_s,
-            first_place=None if frames is None else frames.most_frequent(_FIRST_WAIT),
-            fetch_place=None if frames is None else frames.most_frequent(DATA_WAIT),
-            step_place=None if frames is None else frames.most_frequent(IN_STEP),
-            gap_place=None if frames is None else frames.most_frequent(_GAP),
-            between_place=None if frames is None else frames.most_frequent(BETWEEN),
-            python_place=None if frames is None else frames.most_frequent(_PYTHON),
+            **places,
             gaps_s=self.recorder.gaps_ns / 1e9,
             step_idle_ratio=None if self.step_idle is None else self.step_idle.ratio,
             process_cores=None if self.step_idle is None else self.step_idle.cores,
@@ -388,11 +374,11 @@ class Accounts:
         with interrupting() as kept:
             doing = _GAP if recorder.gap_since_ns else recorder.doing()
             if doing is DATA_WAIT and not self.timeline.counts.steps:
-                doing = _FIRST_WAIT
-            if doing in (_FIRST_WAIT, DATA_WAIT, IN_STEP, BETWEEN, _GAP):
+                doing = _FIRST
+            if doing in (_FIRST, DATA_WAIT, IN_STEP, BETWEEN, _GAP):
                 self.frames = self.frames or OwnFrames()
                 in_python = _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
-                self.frames.sample(recorder.thread, doing, in_python, kept, doing is _FIRST_WAIT)
+                self.frames.sample(recorder.thread, doing, in_python, kept, doing is _FIRST)
 
     def note_standstill(self, now_ns: int) -> None:
         """Note where a process is that makes no progress, and again every ten seconds. Called by another thread than the training's."""
@@ -418,11 +404,6 @@ class Accounts:
         self.settle_cost()
         for state, ns in self.provisional_ns(now_ns).items():
             self.timeline.ledger.book(state, self.timeline.ledger.watermark_ns + ns)
-
-
-def _same_settings(one: Loader | None, other: Loader | None) -> bool:
-    plain = [each and msgspec.structs.replace(each, worker_pids=()) for each in (one, other)]
-    return plain[0] == plain[1]
 
 
 def _columns(steps: Sequence[StepRecord]) -> StepColumns:

@@ -165,11 +165,11 @@ def loader_inside(*things: Any) -> Any | None:
             inner += [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY_CELL]
         elif isinstance(thing, MethodType):
             inner += [thing.__self__, thing.__func__]
-        elif hasattr(type(thing), "__slots__"):
+        elif isinstance(thing, (Mapping, str, bytes)) or (
+            isinstance(thing, (list, tuple)) and len(thing) > _MOST_MEMBERS
+        ):
+            pass
+        elif hasattr(type(thing), "__slots__") or type(thing).__module__ in ("itertools", "builtins"):
             inner += gc.get_referents(thing)
-        elif type(thing).__module__ in ("itertools", "builtins") and not isinstance(thing, (Mapping, str, bytes)):
-            inner += (
-                gc.get_referents(thing) if not isinstance(thing, (list, tuple)) or len(thing) <= _MOST_MEMBERS else ()
-            )
         todo += ((each, depth + 1) for each in inner if not isinstance(each, (str, bytes, int, float, type(None))))
     return None

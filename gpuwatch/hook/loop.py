@@ -195,7 +195,7 @@ class Loop(Generic[T]):
             recorder.exit(self._level, at_ns)
         self._level, self._nested, self.training = recorder.enter(EVAL, at_ns), True, False
         accounts = self._session.publisher.accounts
-        accounts.end_feed(self.owner)
+        self.owner.is_open, self.owner.is_past = False, True
         accounts.loader, accounts.batch_bytes = self._before
 
     def _abandon_step(self) -> None:

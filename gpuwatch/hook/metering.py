@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 L = TypeVar("L")
 T = TypeVar("T")
+Call = Callable[[], None]
 
 BUDGET = 0.01  # share of the step time that the hook may take by default
 
@@ -118,7 +119,7 @@ class FetchEvidence:
     def __init__(self) -> None:
         self.loader: Loader | None = None  # the loop's own, as all that follows up to `is_main`
         self.batch_bytes: int | None = None
-        self.is_open = True
+        self.is_open, self.is_past = True, False  # the second: it has ended, and another pass has begun
         self.inside_ns = 0  # waits for it in steps that another loop's batches begin
         self.led_ns = 0  # waits for it in steps that its own batches begin, and in earlier passes: set by `Accounts`
         self.is_main = True  # of the loops that feed a step, the one that is waited for longest
@@ -188,13 +189,7 @@ class FetchEvidence:
 class Sampling:
     """Samples one loop's fetches: the training thread's own time, the device, the hook's own cost. The recorder's `countdown` says when."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        evidence: FetchEvidence,
-        find_device: Callable[[], None],
-        after_batch: Callable[[], None],
-    ) -> None:
+    def __init__(self, recorder: Recorder, evidence: FetchEvidence, find_device: Call, after_batch: Call) -> None:
         self._evidence = evidence
         self._recorder, self._find_device, self._after_batch = recorder, find_device, after_batch
         self.is_quick = True  # fetches take so little that the hook's own cost matters

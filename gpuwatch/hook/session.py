@@ -134,10 +134,9 @@ class Session:
         """Steps are bounded by an optimizer from now on."""
         accounts = self.publisher.accounts
         self.trained_with_gradients = accounts.bounded_by_optimizer = True
-        if (
-            accounts.loader is None and (found := loader_inside(*of_threads())) is not None
-        ):  # a thread's that feeds the loop
-            self.note_loader(found, found)
+        feeding = None if accounts.loader is not None else loader_inside(*of_threads())
+        if feeding is not None:
+            self.note_loader(feeding, feeding)
         self.start()
 
     def find_device(self) -> None:
@@ -181,10 +180,8 @@ class Session:
 
     def note_loader(self, loader: Any, iterator: Any) -> None:
         """Note a loader's settings and workers: evidence, and advice in numbers."""
-        try:
-            self.publisher.accounts.loader = loader_settings(loader, iterator)
-        except Exception as error:
-            self.failed("reading the loader's settings", error)
+        doing, accounts = "reading the loader's settings", self.publisher.accounts
+        self.guard(lambda: setattr(accounts, "loader", loader_settings(loader, iterator)), doing)
 
     def first_batch(self, loop: Any, batch: Any) -> None:
         """Note what is read from one batch per training pass."""
@@ -195,17 +192,14 @@ class Session:
             accounts = self.publisher.accounts
             if (size := size_bytes(batch)) is not None:
                 accounts.batch_bytes = loop.owner.batch_bytes = size
-            known = accounts.loader if len(accounts.feeds) < 2 else loop.owner.loader
-            if (
-                known is loop.owner.loader is not None and known.num_workers is None
-            ):  # a generator may have made one by now
-                found = loader_settings(loop.iterator, loop.iterator)
-                if found.num_workers is not None:
-                    known = accounts.loader = loop.owner.loader = replace(found, batches=known.batches)
+            known = loop.owner.loader or accounts.loader
+            if loop.owner.loader is not None and loop.owner.loader.num_workers is None:
+                known = loader_settings(loop.iterator, loop.iterator)  # a generator may have made one by now
             if known is not None and known.num_workers and not known.worker_pids:
                 # Made by a generator, just now.
                 made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
                 known = replace(known, worker_pids=tuple(each.pid for each in made if each.daemon))
+            if known is not None and known.num_workers is not None:
                 accounts.loader = loop.owner.loader = known
             self._health.first_batch(batch)
         except Exception as error:

@@ -11,6 +11,7 @@ from dis import opname
 from functools import cache
 from pathlib import Path, PurePosixPath
 from random import random
+from traceback import walk_stack
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import NamedTuple
 
@@ -37,12 +38,8 @@ _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a 
 
 
 SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
-_STARTING = {
-    "/popen_spawn": SPAWNS,
-    "/popen_forkserver": SPAWNS,
-    "/multiprocessing/": "the wait for the workers",
-    "<frozen importlib": "imports",
-}
+_WAITS = "the wait for the workers"
+_STARTING = {"/popen_spawn": SPAWNS, "/multiprocessing/": _WAITS, "<frozen importlib": "imports"}
 """What a thread does in Python's own files, by a part of their names, while it waits for the first batch."""
 
 
@@ -181,16 +178,13 @@ def place_of(thread: int | None) -> str:
     return "" if place is None else f"{place[1]} ({PurePosixPath(place[0]).name}:{place[2]})"
 
 
-def _starting(frame: FrameType | None) -> tuple[str, str, int] | None:
+def _starting(frame: FrameType) -> tuple[str, str, int] | None:
     """Return what a thread does there that waits for a first batch, as a function without a file; None where it is in no known place."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if text := next((text for part, text in _STARTING.items() if part in name), None):
-            made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
-            is_spawned = any(getattr(getattr(each, "_popen", None), "method", "fork") != "fork" for each in made)
-            return "", SPAWNED if is_spawned and name.startswith("/") and text != SPAWNS else text, 0
-        frame = frame.f_back
-    return None
+    names = [each.f_code.co_filename for each, _ in walk_stack(frame)]
+    text = next((text for name in names for part, text in _STARTING.items() if part in name), None)
+    made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+    is_spawned = any(getattr(getattr(each, "_popen", None), "method", "fork") != "fork" for each in made)
+    return None if text is None else ("", SPAWNED if is_spawned and text == _WAITS else text, 0)
 
 
 _is_users = cache(is_users)

@@ -58,6 +58,7 @@ Rank = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 Inode = Annotated[int, Meta(ge=0)]
 Number = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]  # finite: neither NaN nor infinite
+Ratio = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 RunId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -122,7 +123,7 @@ class Loader(msgspec.Struct, frozen=True):
     batches: int | None = None  # Batches per epoch, `len(loader)`.
     worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=MAX_WORKERS)] = ()
     dataset: Text | None = None  # The class of its data set, or its own.
-    wait_ratio: Number | None = None
+    wait_ratio: Ratio | None = None
     """Of several loaders that feed a step, this one is waited for longest: for this share of the wait. None: there is only one."""
 
 

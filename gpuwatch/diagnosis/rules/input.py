@@ -54,8 +54,7 @@ class InputWait:
     @property
     def others_s(self) -> float:
         """The wait for other loaders than the one that is diagnosed, in seconds a step."""
-        ratio = self.window.loader.wait_ratio
-        return 0.0 if ratio is None else (1 - ratio) * self.step.wait_s
+        return (1 - (self.window.loader.wait_ratio or 1.0)) * self.step.wait_s
 
     def finding(
         self, title: str, *evidence: Evidence, advice: str, gain: Gain = None, plan: Plan | None = None
@@ -464,8 +463,11 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     if wait is None or not window.bounded_by_optimizer:
         return None
     place = window.fetch_place
-    ahead = "make batches ahead (a DataLoader with num_workers, a thread), and log every N steps"
-    if (workers := window.workers) is not None:
+    workers, ahead = (
+        window.workers,
+        "make batches ahead (a DataLoader with num_workers, a thread), and log every N steps",
+    )
+    if workers is not None:
         ahead = f"a thread takes batches from a DataLoader over {window.loader.dataset} with num_workers={workers}: give it more"
     batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
     text = f"{{}} of the time passed between an optimizer step and the next forward pass ({wait.mean})"

@@ -101,7 +101,7 @@ def test_phases_that_are_small_each_are_added_up() -> None:
     spent = {"checkpoint": 0.8, "other": 1.1}
     saving = window(columns, states_s=states(columns, **spent), declared_s={"checkpoint_load": 1.0})
     assert give_verdict(saving).sentence == (
-        "mostly compute: 81% of the time is compute, the input keeps up; 19% of the time is in no step "
+        "mostly compute, 81% of the time; 19% of it is in no step "
         "(checkpoint 8.0%, checkpoint_load 10%, outside of steps and phases 1.0%)"
     )
     few = window(columns, states_s=states(columns, checkpoint=0.5, other=0.5), declared_s={"checkpoint_load": 0.5})
