@@ -68,7 +68,7 @@ class InputWait:
         elif plan is not None:
             advice, bound = f"{_CHEAPER if plan.on_cpu else _AHEAD}; {_UNCERTAIN}", _MOST_BOUND
         if loader.wait_ratio is not None:
-            advice = f"of the loaders that feed a step, the one over {loader.dataset}: {advice}"
+            advice = f"of the loaders that feed a step, the one over {loader.dataset} (num_workers={loader.num_workers}): {advice}"
             text += f", {percent(loader.wait_ratio)} of that for the loader over {loader.dataset}"
         return found(
             title,

@@ -92,8 +92,9 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
         advice = "make the iterator once, before the loop (batches = iter(loader)), and call next(batches) in it"
     elif len(firsts) == 1:
         share = lost / (window.duration_s or 1.0)  # of the others only the last ones are known
-        title = "the first batch takes long"
-        severity = severity if window.first_step_s else "info"  # it is the run's
+        title, much = "the first batch takes long", share >= thresholds.phase_share
+        if not (window.first_step_s and much and pause >= 10 * thresholds.first_batch_min_s):
+            severity = "info"  # it is not the run's, or no headline
         if place is not None and place.ratio >= 0.5:
             title += f": most of that is {'in ' * bool(place.file)}{place}"
             advice = f"shorten it: cache what it makes, or make it when it is first needed ({place.function})"

@@ -153,7 +153,7 @@ def test_of_loaders_that_feed_a_step_the_one_waited_for_is_diagnosed(
     assert fetches.from_workers == 0 and fetches.sampled > 0 and fetches.wall_ns == fetches.sampled * 30 * MS
     report = watch.report()
     finding = next(each for each in report.findings if each.cause == "input_single_process")
-    assert finding.advice.startswith("of the loaders that feed a step, the one over float: ")
+    assert finding.advice.startswith("of the loaders that feed a step, the one over float (num_workers=0): ")
     assert "for the loader over float" in finding.evidence[0].text and "collate" not in str(report)
     for _ in watch.steps(Fast([1, 1])):  # alone, it is the one that counts
         pass
