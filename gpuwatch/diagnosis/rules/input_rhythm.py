@@ -97,7 +97,8 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
             severity = "info"  # it is not the run's, or no headline
         if place is not None and place.ratio >= 0.5:
             title += f": most of that is {'in ' * bool(place.file)}{place}"
-            advice = f"shorten it: cache what it makes, or make it when it is first needed ({place.function})"
+            shorter = f"shorten it: cache what it makes, or make it when it is first needed ({place.function})"
+            advice = shorter if place.file else advice
             if place.function in (SPAWNS, SPAWNED):
                 advice = "keep what each worker imports and unpickles small (paths instead of data in the data set; imports where they are needed), or start the workers by fork (multiprocessing_context)"
     else:

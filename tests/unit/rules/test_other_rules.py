@@ -117,6 +117,11 @@ SPAWN = Place(SPAWNED, "", 0, 0.9)
     [
         (BUILD, "the first batch takes long: most of that is in D.build_index (data.py:41)", "shorten it: cache"),
         (SPAWN, f"the first batch takes long: most of that is {SPAWNED}", "keep what each worker imports"),
+        (
+            Place("imports", "", 0, 0.9),
+            "the first batch takes long: most of that is imports",
+            "shorten what a worker does",
+        ),
         (BUILD._replace(ratio=0.3), "the first batch takes long", "shorten what a worker does"),
         (None, "the first batch takes long", "shorten what a worker does"),
     ],
