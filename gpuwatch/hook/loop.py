@@ -40,7 +40,7 @@ class Loop(Generic[T]):
         self.to = to
         self.samples = samples
         self._tokens = tokens
-        # It also stands for this loop in the recorder, which must not keep the loop itself alive.
+        # It also represents this loop in the recorder, which must not keep the loop itself alive.
         self.owner = FetchEvidence()
         self._first = True
         self._sampling = Sampling(recorder, self.owner, session.find_device, session.hand_over)
