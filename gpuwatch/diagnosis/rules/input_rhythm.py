@@ -100,10 +100,8 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
             shorter = f"shorten it: cache what it makes, or make it when it is first needed ({place.function})"
             advice = shorter if place.file else advice
             if place.function in (SPAWNS, SPAWNED):
-                advice = (
-                    "keep what each worker imports and unpickles small (paths instead of data; imports where they are "
-                )
-                advice += "needed), or start the workers by fork (multiprocessing_context)"
+                advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start "
+                advice += "the workers by fork (multiprocessing_context)"
     else:
         least = thresholds.first_batch_share
         if window.workers and not loader.persistent_workers:
