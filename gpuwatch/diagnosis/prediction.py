@@ -134,7 +134,8 @@ def paced(window: Window, workers: int, rest_s: float) -> float:
     """Return the mean step with the training thread's own fetches made by workers: in order, so that all wait for a slow one once their queues are full."""
     ahead = workers * prefetch_of(window.loader)
     free_s, taken_s = [0.0] * workers, [0.0] * ahead
-    for number, fetch_s in enumerate(window.steps.data_wait_s):
+    for number, wait_s in enumerate(window.steps.data_wait_s):
+        fetch_s = wait_s * (window.loader.wait_ratio or 1.0)
         free_s[number % workers] = max(free_s[number % workers], taken_s[number]) + fetch_s
         taken_s.append(max(taken_s[-1] + rest_s, free_s[number % workers]))
     settled_s = taken_s[min(2 * ahead, len(taken_s) - len(window.steps) // 2) :]  # their start is left out

@@ -20,6 +20,7 @@ from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger import states as st
 from gpuwatch.wire import Flops
 
+_LEAST_START_S, _LEAST_END_S = 1.0, 0.05  # a shorter begin and end of a run is no headline, or not mentioned
 _WHOLE = 0.95  # Share of the steps that counts as all of them: the device has not finished the last ones.
 
 
@@ -118,6 +119,8 @@ def make_report(
     findings = diagnose(window, thresholds)
     if window.is_short:
         findings = [msgspec.structs.replace(each, predicted_speedup=None, predicted_range=None) for each in findings]
+    if _headline(window, thresholds):
+        findings.sort(key=lambda each: each.cause != "epoch_start_pause")
     columns = window.steps
     totals = [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
     priced = window.device in ("cuda", "jax:cuda")
@@ -190,12 +193,12 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
         if count >= thresholds.short_run_steps and trained_s < thresholds.short_run_s <= window.duration_s:
             what = f"{duration(trained_s)} in training steps, too little"
         text = f"short: {what} for a prediction; so far {verdict.sentence}"
-        return msgspec.structs.replace(verdict, sentence=text)
-    return verdict
+        verdict = msgspec.structs.replace(verdict, sentence=text)
+    return msgspec.structs.replace(verdict, sentence=_headline(window, thresholds) + verdict.sentence)
 
 
 def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thresholds) -> Verdict:
-    excluded = _excluded(window)
+    excluded = "" if _headline(window, thresholds) else _excluded(window)
     shares_of = {state: window.share(state) for state in _SENTENCES}
     shares_of[st.OTHER] -= sum(window.declared.values())
     between = between_passes(window, thresholds)
@@ -218,6 +221,8 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
     if not losses:
         verdict = _no_loss(window, {finding.cause: finding for finding in findings}, thresholds)
         return msgspec.structs.replace(verdict, sentence=verdict.sentence + excluded)
+    if state == st.EVAL and (window.eval_wait_ratio or 0.0) >= thresholds.input_share_critical:
+        text += f", and waits for data for {percent(window.eval_wait_ratio or 0.0)} of that"
     if state != st.INPUT_WAIT:
         return Verdict(_SENTENCES[state][0], ratio, text + excluded)
     if window.waits_hidden_in is not None:
@@ -248,6 +253,12 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
         what = "passes outside of torch" if window.bounded_by_optimizer else "waits for data"
         text = f"mostly compute; {percent(waited)} of the time {what}: {1 / (1 - waited):.1f}× at most without it"
         text += _by_host_clock(window)
+    parts = {state: window.share(state) for state in (st.EVAL, st.CHECKPOINT)} | dict(window.declared)
+    parts["outside of steps and phases"] = window.share(st.OTHER) - sum(window.declared.values())
+    if share >= 0.5 and (whole := sum(parts.values())) >= thresholds.input_share:
+        named = ", ".join(f"{name} {percent(part)}" for name, part in parts.items() if part >= 0.01)
+        text = f"mostly compute, {percent(share)} of the time" if waited < thresholds.input_share_mild else text
+        text += f"; {percent(whole)} of it is in no step ({named})"
     if window.job is not None and window.job.goodput_ratio is not None and "checkpoint_interval" in found:
         most = "at most " if window.job.repeated_s is None else ""
         new = f"{most}{percent(window.job.goodput_ratio)} of the job's time computed new steps"
@@ -257,10 +268,29 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
 
 def _excluded(window: Window) -> str:
     """Return what no share counts, for people."""
-    spent_s, untrained_s = sum(window.first_step_s.values()), sum(window.untrained_s.values())
-    if untrained_s:
+    if untrained_s := sum(window.untrained_s.values()):
         return f" (excluding {duration(untrained_s)} before the training, from the first pass without an optimizer step on)"
-    return f" (excluding the first step, which took {duration(spent_s)})" if spent_s else ""
+    parts = ", and ".join(f"{what}, which took {duration(spent_s)}" for what, spent_s in _start_and_end(window))
+    return parts and f" (excluding {parts})"
+
+
+def _start_and_end(window: Window) -> list[tuple[str, float]]:
+    """Return what no share counts of a run's begin and end, in seconds."""
+    first_s, waited_s = sum(window.first_step_s.values()), window.first_step_s.get(st.INPUT_WAIT, 0.0)
+    first = "the first batch" if 2 * waited_s > first_s else "the first step"
+    end = "the end of the pass" + " (its workers end)" * bool(window.workers)
+    return [each for each in ((first, first_s), (end, window.end_s)) if each[1] >= _LEAST_END_S]
+
+
+def _headline(window: Window, thresholds: Thresholds) -> str:
+    """Return what a run's begin and end took, where that is much of it; else ""."""
+    parts = [] if window.untrained_s else _start_and_end(window)
+    spent_s = sum(each_s for _, each_s in parts)
+    if spent_s < max(_LEAST_START_S, thresholds.phase_share * window.duration_s):
+        return ""
+    text = ", and ".join(f"{what} took {duration(each_s)}" for what, each_s in parts)
+    of = "end" if 2 * window.end_s > spent_s else "start"
+    return f"{of}: {text} of {duration(window.duration_s)}; apart from that "
 
 
 def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[float, str, str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from gpuwatch.host.frames import Place
-from gpuwatch.ledger.states import EVAL, OTHER, shares
+from gpuwatch.ledger.states import EVAL, INPUT_WAIT, OTHER, shares
 from gpuwatch.wire import Flops, Loader, Standstill, WorkerDeath
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     drained_ratio: float | None = None  # share of steps that ended with an idle device; None: not measured
     kept_up_ratio: float | None = None  # share of steps in which each kernel ran as soon as launched; None as above
     first_step_s: Mapping[str, float] = {}  # by state, of a first step that took out of proportion: no share counts it
+    end_s: float = 0.0  # the wait at the end of a run's only pass, in no step: no share counts it either
     read_back_ratio: float | None = None  # share of steps in which the host waited for a result (`.item()`, `.cpu()`)
     fetch_cpu_ratio: float | None = None  # share of a fetch with the training thread on a CPU or in the run queue
     ready_batches: float | None = None  # mean number of batches ready when one was requested; None without workers
@@ -170,9 +171,11 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     bounded_by_optimizer: bool = False
     """Steps last from one optimizer step to the next, as no watched loader feeds them: a wait lasts until the next forward pass."""
     untrained_s: Mapping[str, float] = {}  # by state, of passes before any optimizer step: no share counts them
+    first_place: Place | None = None  # where the training thread was while the first batch was waited for
     fetch_place: Place | None = None  # the user's code in which the training thread most often waited for a batch
     step_place: Place | None = None  # the same for the rest of the step
     python_place: Place | None = None  # the same for Python code in it that is not torch's; the ratio is of the step
+    eval_wait_ratio: float | None = None  # share of evaluation that waits for data; None: its loader is not watched
     gaps_s: float = 0.0
     """From one forward pass without gradients to the next pass, in a loop without a watched loader: an environment's time, for example."""
     gap_place: Place | None = None  # where most of that was spent, in the user's own code
@@ -271,7 +274,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _shares(self) -> Mapping[str, float]:
-        before = self.untrained_s or self.first_step_s  # which is one of their steps
+        before = dict(self.untrained_s or self.first_step_s)  # which is one of their steps
+        before[INPUT_WAIT] = before.get(INPUT_WAIT, 0.0) + self.end_s
         return shares({state: max(0.0, spent - before.get(state, 0.0)) for state, spent in self.states_s.items()})
 
 
@@ -285,12 +289,13 @@ def make_window(duration_ns: int, states_ns: Mapping[str, int], now: Any, then: 
         whole = getattr(now, of) - getattr(then, of, 0)
         return (getattr(now, name) - getattr(then, name, 0)) / whole if whole > 0 else None
 
-    before = getattr(then, "declared_ns", {})
+    eval_wait_ns, before = now.eval_wait_ns - getattr(then, "eval_wait_ns", 0), getattr(then, "declared_ns", {})
     declared_ns = {name: ns - before.get(name, 0) for name, ns in now.declared_ns.items()}
     return Window(
         duration_s=duration_ns / 1e9,
         states_s={state: ns / 1e9 for state, ns in states_ns.items()},
         declared_s={name: ns / 1e9 for name, ns in declared_ns.items() if ns > 0},
+        eval_wait_ratio=min(1.0, eval_wait_ns / states_ns[EVAL]) if eval_wait_ns and states_ns.get(EVAL) else None,
         coverage=per("steps", "device_steps") or 0.0,
         unverified_ratio=per("steps", "unverified_steps") or 0.0,
         drained_ratio=per("device_steps", "drained_steps"),

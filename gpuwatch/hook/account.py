@@ -30,13 +30,17 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.thresholds import Thresholds
     from gpuwatch.diagnosis.window import StepColumns, Window
     from gpuwatch.hook.evidence import HostWatcher, OwnGpu, StepIdle
+    from gpuwatch.hook.metering import FetchEvidence
     from gpuwatch.host.frames import OwnFrames
 
 _STEPS_KEPT = 2048
 _PYTHON = "python"  # the part of a step in which it runs Python code that is not torch's
+_FIRST = "first wait"  # the wait for the run's first batch
 _GAP = "gap"  # what the training thread does between two forward passes without gradients
+_PLACES = {"first": _FIRST, "fetch": DATA_WAIT, "step": IN_STEP, "gap": _GAP, "between": BETWEEN, "python": _PYTHON}
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
+_MOST_FEEDS = 8
 _STEPS_SHOWN = 20_000  # rows of a window at most
 
 site_thresholds: Thresholds | None = None  # of the file that GPUWATCH_CONFIG names; None: the defaults
@@ -104,6 +108,8 @@ class Accounts:
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
         self._epoch_starts: deque[StepRecord] = deque(maxlen=_EPOCH_STARTS_KEPT)
         self._unsent: list[StepRecord] = []
+        self.feeds: list[FetchEvidence] = []  # of the training passes that are open, or ended last
+        self._waited_ns = self._fetches_sampled = 0
 
     @property
     def watcher(self) -> HostWatcher:
@@ -152,6 +158,7 @@ class Accounts:
             else:
                 self._recent.append(step)
         self._unsent.extend(steps)
+        self._collect_evidence()
         if not self.blind:
             self.timeline.book_certain(now_ns, self.recorder.in_step)
             self.idle = self.timeline.book_quiet(now_ns, self._step_ns) == OTHER
@@ -179,7 +186,37 @@ class Accounts:
         self.untrained_s = {state: ns / 1e9 for state, ns in spent_ns.items() if ns}
         self._epoch_starts.clear()
         self._recent.clear()
-        self._first_batches = self._first_waits_ns = 0
+        self._first_batches = self._first_waits_ns = self.timeline.counts.ends_ns = 0
+
+    def begin_feed(self, feed: FetchEvidence) -> None:
+        """A training pass begins: from now on it is compared with those that are open. Called by the training thread."""
+        for each in self.feeds:
+            each.is_past, each.led_ns = not each.is_open, -each.inside_ns
+        self.feeds.append(feed)
+        del self.feeds[:-_MOST_FEEDS]
+
+    def _collect_evidence(self) -> None:
+        """Count what fetches have shown: of several loaders that feed a step those of the one that is waited for longest, whose settings count."""
+        waited_ns = self.timeline.counts.phases_ns["data_wait"]
+        new_ns, self._waited_ns = waited_ns - self._waited_ns, waited_ns
+        new = [(feed, *feed.take()) for feed in list(self.feeds)]
+        if feeds := [feed for feed, *_ in new if not feed.is_past]:
+            # The loader that begins the steps is never waited for inside of another one's.
+            leader = min(reversed(feeds), key=lambda feed: feed.inside_ns)
+            leader.led_ns += new_ns - sum(inside_ns for *_, inside_ns in new)
+            waits_ns = [max(0, feed.led_ns + feed.inside_ns) for feed in feeds]
+            main = feeds[waits_ns.index(max(waits_ns))] if len(feeds) > 1 and any(f.inside_ns for f in feeds) else None
+            for feed in feeds:
+                feed.is_main = main in (None, feed)
+            if main is not None and main.loader is not None:
+                ratio = max(waits_ns) / max(1, sum(waits_ns))
+                self.loader, self.batch_bytes = msgspec.structs.replace(main.loader, wait_ratio=ratio), main.batch_bytes
+        for feed, counts, _ in new:
+            self._fetches_sampled += counts[2]
+            if feed.is_main:
+                self.recorder.fetches.add(counts)
+            if feed.is_past and feed in self.feeds:
+                self.feeds.remove(feed)
 
     def take_delta(self) -> tuple[list[StepRecord], int]:
         """Return the steps since the last call, and the index of the first, from 0. Call with the lock held."""
@@ -207,7 +244,7 @@ class Accounts:
     def settle_cost(self) -> None:
         """Update the hook's own cost, and the sampling rate that follows from it. Call with the lock held."""
         counts = self.timeline.counts
-        self.recorder.meter.settle(counts.steps, self.recorder.fetches.sampled, counts.total_ns)
+        self.recorder.meter.settle(counts.steps, self._fetches_sampled, counts.total_ns)
 
     @property
     def which_clock(self) -> str:
@@ -248,6 +285,7 @@ class Accounts:
         first = self.timeline.counts.slow_first
         quiet, since_ns = self.timeline.quiet(now_ns, self._step_ns) or ("", 0)
         fetches, frames = self.recorder.fetches, self.frames
+        places = {} if frames is None else {f"{name}_place": frames.most_frequent(of) for name, of in _PLACES.items()}
         window = make_window(
             now_ns - self.timeline.start_ns,
             states,
@@ -256,16 +294,13 @@ class Accounts:
             device=device(),
             steps=_columns(self._steps_in_proportion()),
             first_step_s={} if first is None else {state: ns / 1e9 for state, ns in first.states_ns().items()},
+            end_s=self.timeline.counts.ends_ns / 1e9 if self._first_batches == 1 else 0.0,
             fetch_cpu_ratio=fetches.cpu_ratio,
             out_of_order_ratio=fetches.out_of_order / fetches.empty if fetches.empty >= _LEAST_EMPTY else None,
             loader=self.loader_with_batch(),
             bounded_by_optimizer=self.bounded_by_optimizer,
             untrained_s=self.untrained_s,
-            fetch_place=None if frames is None else frames.most_frequent(DATA_WAIT),
-            step_place=None if frames is None else frames.most_frequent(IN_STEP),
-            gap_place=None if frames is None else frames.most_frequent(_GAP),
-            between_place=None if frames is None else frames.most_frequent(BETWEEN),
-            python_place=None if frames is None else frames.most_frequent(_PYTHON),
+            **places,
             gaps_s=self.recorder.gaps_ns / 1e9,
             step_idle_ratio=None if self.step_idle is None else self.step_idle.ratio,
             process_cores=None if self.step_idle is None else self.step_idle.cores,
@@ -338,10 +373,12 @@ class Accounts:
         recorder = self.recorder
         with interrupting() as kept:
             doing = _GAP if recorder.gap_since_ns else recorder.doing()
-            if doing in (DATA_WAIT, IN_STEP, BETWEEN, _GAP):
+            if doing is DATA_WAIT and not self.timeline.counts.steps:
+                doing = _FIRST
+            if doing in (_FIRST, DATA_WAIT, IN_STEP, BETWEEN, _GAP):
                 self.frames = self.frames or OwnFrames()
                 in_python = _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
-                self.frames.sample(recorder.thread, doing, in_python, kept)
+                self.frames.sample(recorder.thread, doing, in_python, kept, doing is _FIRST)
 
     def note_standstill(self, now_ns: int) -> None:
         """Note where a process is that makes no progress, and again every ten seconds. Called by another thread than the training's."""

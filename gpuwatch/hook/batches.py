@@ -4,6 +4,7 @@ A batch may be any container; tensors are anything with `shape`, `nbytes` and `t
 """
 
 import gc
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
@@ -12,7 +13,7 @@ from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from gpuwatch.ledger.events import UNKNOWN_SAMPLES
-from gpuwatch.wire import Loader
+from gpuwatch.wire import MAX_TEXT, Loader
 
 _DEPTH = 16
 _MAX_WRAPPED, _DEPTH_WRAPPED, _MOST_MEMBERS = 500, 5, 16
@@ -115,7 +116,7 @@ def loader_settings(loader: Any, iterator: Any) -> Loader:
     except (TypeError, NotImplementedError, AttributeError):
         batches = None
     if not isinstance(getattr(loader, "num_workers", None), int):
-        loader = loader_inside(loader, iterator) or loader
+        loader = loader_inside(loader, iterator) or loader_inside(*of_threads()) or loader
         iterator = loader if hasattr(loader, "_workers") else getattr(loader, "_iterator", None) or iterator
 
     def setting(name: str, kind: type) -> Any:
@@ -127,14 +128,24 @@ def loader_settings(loader: Any, iterator: Any) -> Loader:
         **{name: setting(name, int) for name in ("num_workers", "prefetch_factor", "batch_size")},
         **{name: setting(name, bool) for name in ("pin_memory", "persistent_workers")},
         batches=batches,
+        dataset=type(getattr(loader, "dataset", getattr(loader, "_dataset", loader))).__name__[:MAX_TEXT],
         worker_pids=tuple(pid for worker in workers if (pid := getattr(worker, "pid", None)) is not None),
     )
+
+
+def of_threads() -> Iterator[Any]:
+    """Yield what the functions of other threads, such as one that feeds a queue, were given and refer to."""
+    for thread in threading.enumerate():
+        target = getattr(thread, "_target", None)
+        if target is not None and thread.name != "gpuwatch":
+            names, known = getattr(target, "__code__", None), getattr(target, "__globals__", {})
+            yield from (target, *thread._args, *map(known.get, getattr(names, "co_names", ())))  # type: ignore[attr-defined]
 
 
 def loader_inside(*things: Any) -> Any | None:
     """Return the DataLoader, or its iterator, that these iterables take batches from, such as tqdm, enumerate, zip, islice or a generator; None where none is found.
 
-    It is looked for in attributes, in a generator's variables, and in what a built-in iterator refers to. Nothing is called.
+    It is looked for in attributes, in a generator's frame, and in what a built-in iterator refers to. Nothing is called.
     """
     todo, seen = deque((thing, 0) for thing in things), set[int]()
     while todo and len(seen) < _MAX_WRAPPED:
@@ -149,14 +160,16 @@ def loader_inside(*things: Any) -> Any | None:
             continue
         inner = list(known.values())
         if isinstance(thing, GeneratorType) and thing.gi_frame is not None:
-            inner += [*thing.gi_frame.f_locals.values(), thing.gi_yieldfrom]
+            inner += [*thing.gi_frame.f_locals.values(), thing.gi_yieldfrom, *gc.get_referents(thing)]
         elif isinstance(thing, FunctionType):
             inner += [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY_CELL]
         elif isinstance(thing, MethodType):
             inner += [thing.__self__, thing.__func__]
-        elif type(thing).__module__ in ("itertools", "builtins") and not isinstance(thing, (Mapping, str, bytes)):
-            inner += (
-                gc.get_referents(thing) if not isinstance(thing, (list, tuple)) or len(thing) <= _MOST_MEMBERS else ()
-            )
+        elif isinstance(thing, (Mapping, str, bytes)) or (
+            isinstance(thing, (list, tuple)) and len(thing) > _MOST_MEMBERS
+        ):
+            pass
+        elif hasattr(type(thing), "__slots__") or type(thing).__module__ in ("itertools", "builtins"):
+            inner += gc.get_referents(thing)
         todo += ((each, depth + 1) for each in inner if not isinstance(each, (str, bytes, int, float, type(None))))
     return None

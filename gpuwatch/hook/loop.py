@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from gpuwatch.hook.batches import move, sample_counter
-from gpuwatch.hook.metering import SAMPLE_EVERY, Sampling
+from gpuwatch.hook.metering import SAMPLE_EVERY, FetchEvidence, Sampling
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.session import Session
 from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
@@ -40,9 +40,10 @@ class Loop(Generic[T]):
         self.to = to
         self.samples = samples
         self._tokens = tokens
-        self.owner = object()  # stands for this loop in the recorder, which must not keep the loop itself alive
+        # It also represents this loop in the recorder, which must not keep the loop itself alive.
+        self.owner = FetchEvidence()
         self._first = True
-        self._sampling = Sampling(recorder, session.find_device, session.hand_over)
+        self._sampling = Sampling(recorder, self.owner, session.find_device, session.hand_over)
         self._nested = self.training = False
         self._of_framework = of_framework
         # A loader that is iterated inside another one's fetch is a part of that wait.
@@ -75,7 +76,7 @@ class Loop(Generic[T]):
         self._before = accounts.loader, accounts.batch_bytes
         session.begin_pass(self, loader, self.iterator, self.training and not of_framework)
         recorder.end_part(recorder.clock(), more_follows=True)
-        self.fetch = recorder.fetches.counting(self.iterator) if self.training else self.iterator.__next__
+        self.fetch = self.owner.counting(self.iterator) if self.training else self.iterator.__next__
         session.find_device()  # after the first wait, which began without a device
 
     def _is_evaluation(self) -> bool:
@@ -170,7 +171,9 @@ class Loop(Generic[T]):
                 recorder.second_batch(came=False)
                 self._close()
             raise
-        recorder.end_part(recorder.clock())
+        came_ns = recorder.clock()
+        recorder.end_part(came_ns)
+        self.owner.inside_ns += 0 if mine else came_ns - begin
         recorder.second_batch(came=True)
         if self._first:
             self._note_first(batch)
@@ -192,6 +195,7 @@ class Loop(Generic[T]):
             recorder.exit(self._level, at_ns)
         self._level, self._nested, self.training = recorder.enter(EVAL, at_ns), True, False
         accounts = self._session.publisher.accounts
+        self.owner.is_open, self.owner.is_past = False, True
         accounts.loader, accounts.batch_bytes = self._before
 
     def _abandon_step(self) -> None:
@@ -208,7 +212,7 @@ class Loop(Generic[T]):
         if self._tokens is not None:
             self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._session.failed)
         if self.training:
-            self._session.first_batch(batch)
+            self._session.first_batch(self, batch)
             if not self._of_framework and self._session.torch_hooks.optimizer.first_step(self.owner):
                 self.recorder.sample_after(1)  # so that `ask` is called next
 

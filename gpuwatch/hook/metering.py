@@ -15,9 +15,11 @@ from gpuwatch.ledger.states import median
 
 if TYPE_CHECKING:
     from gpuwatch.hook.recorder import Recorder
+    from gpuwatch.wire import Loader
 
 L = TypeVar("L")
 T = TypeVar("T")
+Call = Callable[[], None]
 
 BUDGET = 0.01  # share of the step time that the hook may take by default
 
@@ -104,14 +106,24 @@ class Meter:
                 self.stretch //= 2
 
 
+_COUNTED = ("busy_ns", "wall_ns", "sampled", "from_workers", "ready", "empty", "out_of_order")
+
+
 class FetchEvidence:
-    """Cumulative counts of one recorder's fetches. One thread writes; any other reads single numbers.
+    """Cumulative counts of one loop's fetches, or of a recorder's. One thread writes; any other reads single numbers.
 
     Without workers the training thread makes the batches itself: its CPU time in some fetches distinguishes work from waiting. With
     workers the number of batches that were ready at each request shows whether the workers keep up.
     """
 
     def __init__(self) -> None:
+        self.loader: Loader | None = None  # the loop's own, as all that follows up to `is_main`
+        self.batch_bytes: int | None = None
+        self.is_open, self.is_past = True, False  # the second: it has ended, and another pass has begun
+        self.inside_ns = 0  # waits for it in steps that another loop's batches begin
+        self.led_ns = 0  # waits for it in steps that its own batches begin, and in earlier passes: set by `Accounts`
+        self.is_main = True  # of the loops that feed a step, the one that is waited for longest
+        self._taken = [0] * (len(_COUNTED) + 1)
         # The training thread's time on a CPU or in the queue for one, and its wall time, in the fetches that were sampled.
         self.busy_ns = self.wall_ns = self.sampled = 0
         self.from_workers = 0  # fetches from workers, all of them
@@ -125,6 +137,17 @@ class FetchEvidence:
         self.busy_ns += busy_ns
         self.wall_ns += wall_ns
         self.sampled += 1
+
+    def take(self) -> tuple[list[int], int]:
+        """Return what `add` takes, and the waits inside steps of others: since the last call."""
+        now = [getattr(self, name) for name in (*_COUNTED, "inside_ns")]
+        new, self._taken = [a - b for a, b in zip(now, self._taken, strict=True)], now
+        return new[:-1], new[-1]
+
+    def add(self, counts: list[int]) -> None:
+        """Add what another loop has counted."""
+        for name, count in zip(_COUNTED, counts, strict=True):
+            setattr(self, name, getattr(self, name) + count)
 
     @property
     def cpu_ratio(self) -> float | None:
@@ -166,7 +189,8 @@ class FetchEvidence:
 class Sampling:
     """Samples one loop's fetches: the training thread's own time, the device, the hook's own cost. The recorder's `countdown` says when."""
 
-    def __init__(self, recorder: Recorder, find_device: Callable[[], None], after_batch: Callable[[], None]) -> None:
+    def __init__(self, recorder: Recorder, evidence: FetchEvidence, find_device: Call, after_batch: Call) -> None:
+        self._evidence = evidence
         self._recorder, self._find_device, self._after_batch = recorder, find_device, after_batch
         self.is_quick = True  # fetches take so little that the hook's own cost matters
         self._own_ns = self._fetched_ns = 0  # time before the metered fetch, and when that ended; 0: it is not metered
@@ -179,28 +203,27 @@ class Sampling:
 
     def sample(self, fetch: Callable[[], T]) -> T:
         """Return the batch of `fetch`, the training thread's own time in it sampled."""
-        fetches, clock = self._recorder.fetches, self._recorder.clock
-        thread_time = fetches.thread_time
+        clock, thread_time = self._recorder.clock, self._recorder.fetches.thread_time
         if thread_time is None:
             return fetch()
         busy, asked = thread_time.busy_ns(), clock()
         batch = fetch()
-        fetches.count(thread_time.busy_ns() - busy, clock() - asked)
+        self._evidence.count(thread_time.busy_ns() - busy, clock() - asked)
         return batch
 
     def fetch(self, fetch: Callable[[], T], begin_ns: int, is_first: bool) -> T:
         """Return the batch of `fetch`, sampled. A pass's first batch costs more than others, and is not metered."""
         recorder = self._recorder
-        meter, fetches, clock = recorder.meter, recorder.fetches, recorder.clock
+        meter, clock = recorder.meter, recorder.clock
         self._visit_device(begin_ns)
         meter.visits += 1
-        thread_time = fetches.thread_time if meter.visits & 1 else None
+        thread_time = recorder.fetches.thread_time if meter.visits & 1 else None
         busy = 0 if thread_time is None else thread_time.busy_ns()
         asked = clock()
         batch = fetch()
         fetched = clock()
         if thread_time is not None:
-            fetches.count(thread_time.busy_ns() - busy, fetched - asked)
+            self._evidence.count(thread_time.busy_ns() - busy, fetched - asked)
         self._set_rate(fetched - asked)
         harvest_at_ns, harvest_ns = meter.last_harvest
         self._own_ns = asked - begin_ns - (harvest_ns if harvest_at_ns == begin_ns else 0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpuwatch.hook.batches import loader_settings, size_bytes
+from gpuwatch.hook.batches import loader_inside, loader_settings, of_threads, size_bytes
 from gpuwatch.hook.identity import Membership, asynchronous_framework
 from gpuwatch.hook.loader_health import LoaderHealth
 from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
@@ -132,7 +132,11 @@ class Session:
 
     def _begin_optimizer_steps(self) -> None:
         """Steps are bounded by an optimizer from now on."""
-        self.trained_with_gradients = self.publisher.accounts.bounded_by_optimizer = True
+        accounts = self.publisher.accounts
+        self.trained_with_gradients = accounts.bounded_by_optimizer = True
+        feeding = None if accounts.loader is not None else loader_inside(*of_threads())
+        if feeding is not None:
+            self.note_loader(feeding, feeding)
         self.start()
 
     def find_device(self) -> None:
@@ -170,15 +174,16 @@ class Session:
         if has_settings:
             self.note_loader(loader, iterator)
             self.guard(lambda: self._health.begin_pass(iterator), "reading the loader's settings")
+        if loop.training:
+            loop.owner.loader = self.publisher.accounts.loader if has_settings else None
+            self.publisher.accounts.begin_feed(loop.owner)
 
     def note_loader(self, loader: Any, iterator: Any) -> None:
         """Note a loader's settings and workers: evidence, and advice in numbers."""
-        try:
-            self.publisher.accounts.loader = loader_settings(loader, iterator)
-        except Exception as error:
-            self.failed("reading the loader's settings", error)
+        doing, accounts = "reading the loader's settings", self.publisher.accounts
+        self.guard(lambda: setattr(accounts, "loader", loader_settings(loader, iterator)), doing)
 
-    def first_batch(self, batch: Any) -> None:
+    def first_batch(self, loop: Any, batch: Any) -> None:
         """Note what is read from one batch per training pass."""
         try:
             torch = sys.modules.get("torch")
@@ -186,11 +191,16 @@ class Session:
                 self.trained_with_gradients = True
             accounts = self.publisher.accounts
             if (size := size_bytes(batch)) is not None:
-                accounts.batch_bytes = size
-            if accounts.loader is not None and accounts.loader.num_workers and not accounts.loader.worker_pids:
+                accounts.batch_bytes = loop.owner.batch_bytes = size
+            known = loop.owner.loader or accounts.loader
+            if loop.owner.loader is not None and loop.owner.loader.num_workers is None:
+                known = loader_settings(loop.iterator, loop.iterator)  # a generator may have made one by now
+            if known is not None and known.num_workers and not known.worker_pids:
                 # Made by a generator, just now.
                 made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
-                accounts.loader = replace(accounts.loader, worker_pids=tuple(each.pid for each in made if each.daemon))
+                known = replace(known, worker_pids=tuple(each.pid for each in made if each.daemon))
+            if known is not None and known.num_workers is not None:
+                accounts.loader = loop.owner.loader = known
             self._health.first_batch(batch)
         except Exception as error:
             self.failed("reading a batch", error)
@@ -203,7 +213,7 @@ class Session:
     def end_pass(self, loop: Any, training: bool) -> None:
         """Undo what `begin_pass` has prepared, if it has."""
         with sigchld_held():
-            has_begun = loop in self.loops
+            has_begun, loop.owner.is_open = loop in self.loops, False
             self.loops.discard(loop)
             if training and self.recorder.thread == get_ident():
                 self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body

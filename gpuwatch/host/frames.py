@@ -11,6 +11,7 @@ from dis import opname
 from functools import cache
 from pathlib import Path, PurePosixPath
 from random import random
+from traceback import walk_stack
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import NamedTuple
 
@@ -36,6 +37,12 @@ _OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 
+SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
+_WAITS = "the wait for the workers"
+_STARTING = {"/popen_spawn": SPAWNS, "/multiprocessing/": _WAITS, "<frozen importlib": "imports"}
+"""What a thread does in Python's own files, by a part of their names, while it waits for the first batch."""
+
+
 @cache
 def is_users(file: str) -> bool:
     """Whether a file is the user's: neither Python's own nor an installed package's nor gpuwatch's."""
@@ -58,7 +65,7 @@ class Place(NamedTuple):
     ratio: float  # share of the samples in which the thread was in this function, 0–1
 
     def __str__(self) -> str:
-        return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})"
+        return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})" if self.file else self.function
 
 
 @contextmanager
@@ -85,7 +92,9 @@ class OwnFrames:
         self._places: dict[str, Counter[tuple[str, str, int] | None]] = {}
         """(file, function, line); None where no function of the user's is on the stack."""
 
-    def sample(self, thread: int | None, doing: str, in_python: str = "", kept: bool = False) -> None:
+    def sample(
+        self, thread: int | None, doing: str, in_python: str = "", kept: bool = False, is_start: bool = False
+    ) -> None:
         """Take one sample of a thread, in any other one. Nothing where it has no Python frame.
 
         `in_python`: a name for the same samples with places for those alone in which it runs Python code that is not torch's. Such a
@@ -95,6 +104,8 @@ class OwnFrames:
         if frame is None:
             return
         place, deepest, names = _place(frame), frame.f_code.co_filename, frame.f_globals
+        if is_start and place is None:
+            place = _starting(frame)
         self._places.setdefault(doing, Counter())[place] += 1
         if in_python:
             is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))
@@ -166,6 +177,15 @@ def place_of(thread: int | None) -> str:
     """Return the deepest of the user's functions that a thread is in now, with file and line; "" where it is in none."""
     place = _place(sys._current_frames().get(thread or 0))
     return "" if place is None else f"{place[1]} ({PurePosixPath(place[0]).name}:{place[2]})"
+
+
+def _starting(frame: FrameType) -> tuple[str, str, int] | None:
+    """Return what a thread does there that waits for a first batch, as a function without a file; None where it is in no known place."""
+    names = [each.f_code.co_filename for each, _ in walk_stack(frame)]
+    text = next((text for name in names for part, text in _STARTING.items() if part in name), None)
+    made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+    is_spawned = any(getattr(getattr(each, "_popen", None), "method", "fork") != "fork" for each in made)
+    return None if text is None else ("", SPAWNED if is_spawned and text == _WAITS else text, 0)
 
 
 def _place(frame: FrameType | None) -> tuple[str, str, int] | None:

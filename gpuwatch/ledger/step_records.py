@@ -82,6 +82,7 @@ class StepCounts(Counters):
 
     phases_ns: dict[str, int] = msgspec.field(default_factory=lambda: {"data_wait": 0, "transfer": 0, "compute": 0})
     first: StepRecord | None = None  # the run's first step
+    ends_ns: int = 0  # waits that brought no batch, at the end of a pass: while its workers end, for example
     recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=MEDIAN_OF))
 
     def add(self, record: StepRecord) -> None:

@@ -111,7 +111,11 @@ class Timeline:
         elif kind == EXIT:
             self._exit(entry[1])
         elif kind == SPAN:
-            _, begin, end, state = entry
+            _, begin, end, state, *waited = entry
+            if states.EVAL in (state, self._phase_state):
+                self.counts.eval_wait_ns += end - begin if state == states.INPUT_WAIT else sum(waited)
+            elif state == states.INPUT_WAIT and self._phase_state is None:
+                self.counts.ends_ns += end - begin
             self._book_between(begin)
             self._book_between(end, state)
             self._on_device.interrupted(states.COMPUTE)
@@ -233,6 +237,7 @@ class Timeline:
         comm, carry.open_comm_ns = min(carry.open_comm_ns, end - begin - data - transfer), 0
         if phase is not None:
             self._book_between(end)
+            self.counts.eval_wait_ns += data if phase == states.EVAL else 0
         elif times is not None or self._resting:
             where = begin, end, data, self._between_state
             device = self._on_device

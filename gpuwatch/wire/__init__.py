@@ -58,6 +58,7 @@ Rank = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 Inode = Annotated[int, Meta(ge=0)]
 Number = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]  # finite: neither NaN nor infinite
+Ratio = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 RunId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -87,6 +88,7 @@ class Counters(msgspec.Struct):
     worker_fetches: Count = 0  # batches requested from a loader with workers
     ready_batches: Count = 0  # batches that were ready at these requests, summed
     empty_fetches: Count = 0  # those of `worker_fetches` at which no batch was ready
+    eval_wait_ns: Duration = 0  # waits for data in evaluations, as far as their loader is watched
     saves: Count = 0  # checkpoints that were written; files without a step between them are one
 
 
@@ -120,6 +122,9 @@ class Loader(msgspec.Struct, frozen=True):
     batch_bytes: int | None = None
     batches: int | None = None  # Batches per epoch, `len(loader)`.
     worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=MAX_WORKERS)] = ()
+    dataset: Text | None = None  # The class of its data set, or its own.
+    wait_ratio: Ratio | None = None
+    """Of several loaders that feed a step, this one is waited for longest: for this share of the wait. None: there is only one."""
 
 
 class WorkerDeath(msgspec.Struct, frozen=True):

@@ -201,6 +201,7 @@ def test_the_queue_of_ready_batches_tells_workers_that_keep_up_from_those_that_d
         with Watch(quiet=True, endpoint=NO_AGENT) as watch:
             for _ in watch.steps(DataLoader(Numbers(20, item_s), batch_size=1, num_workers=1, prefetch_factor=4)):
                 time.sleep(step_s)
+            watch.report()  # counts what the fetches have shown until now
             counts = watch._recorder.fetches
             totals = watch._publisher._totals()
         assert counts.from_workers == totals.worker_fetches == 21 and counts.thread_time is not None

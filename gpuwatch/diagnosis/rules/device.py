@@ -184,13 +184,18 @@ def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
     share = window.share(EVAL)
     if share < thresholds.phase_share or window.gap_share >= max(share / 2, thresholds.input_share):
         return None  # in the latter case it is `outside_torch`: a rollout, for example
+    advice = "evaluate half as often, or on a fixed subset of the validation set"
+    waits = window.eval_wait_ratio or 0.0
+    if is_slow := waits >= thresholds.input_share_critical:
+        advice = f"give the validation set's loader workers, or more of them (num_workers, persistent_workers=True); or {advice}"
     return found(
-        f"{window.evaluation} takes a large part of the run",
+        f"{window.evaluation} takes a large part of the run{', and waits for data itself' * is_slow}",
         share,
         *measured(EVAL, share, f"{window.evaluation} takes {{}} of the time"),
-        advice="evaluate half as often, or on a fixed subset of the validation set; without gradients a larger batch fits"
+        *measured("wait in evaluation", window.eval_wait_ratio, "{} of it waits for data"),
+        advice=f"{advice}; without gradients a larger batch fits"
         + ("; of a rollout, step more environments with each forward pass" if window.may_roll_out else ""),
-        predicted_speedup=speedup_without(share / 2),
+        predicted_speedup=speedup_without(share * max(0.5, waits)),
     )
 
 

@@ -51,16 +51,25 @@ class InputWait:
         text = f"on average {duration(self.step.wait_s)} of a {duration(step_s)} step"
         return text + ", start-up and first batches left out" * (abs(self.step.wait_s / step_s - self.share) > _DIFFERS)
 
+    @property
+    def others_s(self) -> float:
+        """The wait for other loaders than the one that is diagnosed, in seconds a step."""
+        return (1 - (self.window.loader.wait_ratio or 1.0)) * self.step.wait_s
+
     def finding(
         self, title: str, *evidence: Evidence, advice: str, gain: Gain = None, plan: Plan | None = None
     ) -> Finding:
         """Return the finding of a reason for this wait. `gain`: of the advice; None: at most a step without any wait. `plan`: workers to advise, if certain."""
         text = f"training waited for data {percent(self.share)} of the time ({self.mean})"
-        bound = round(1 + self.step.wait_s / self.step.rest_s, 2) if self.step.rest_s else _MOST_BOUND
+        loader, rest_s = self.window.loader, self.step.rest_s + self.others_s
+        bound = round((self.step.wait_s + self.step.rest_s) / rest_s, 2) if rest_s else _MOST_BOUND
         if plan is not None and plan.speedup[0] >= WORTH:
             advice, gain = advice + plan.note, plan.gain
         elif plan is not None:
             advice, bound = f"{_CHEAPER if plan.on_cpu else _AHEAD}; {_UNCERTAIN}", _MOST_BOUND
+        if loader.wait_ratio is not None:
+            advice = f"of the loaders that feed a step, the one over {loader.dataset} (num_workers={loader.num_workers}): {advice}"
+            text += f", {percent(loader.wait_ratio)} of that for the loader over {loader.dataset}"
         return found(
             title,
             self.share,
@@ -74,7 +83,8 @@ class InputWait:
 
     def plan(self, on_cpu: bool) -> Plan:
         """Return the workers that feed the step."""
-        return plan(self.window, self.step.wait_s, self.step.rest_s, on_cpu=on_cpu, hidden_s=self.step.hidden_s)
+        wait_s, rest_s = self.step.wait_s - self.others_s, self.step.rest_s + self.others_s
+        return plan(self.window, wait_s, rest_s, on_cpu=on_cpu, hidden_s=self.step.hidden_s)
 
     def more_workers(self, reason: str) -> tuple[str, Gain]:
         """Return the advice to take more workers, as these mostly wait, and its gain; empty and None where there are enough."""
@@ -382,7 +392,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window.fetch_place)
         if place is not None and place.ratio >= 0.5:
             title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
-        advice = "make batches in the background: a DataLoader with num_workers, or a prefetching thread"
+        inside = window.loader.dataset and f" (no DataLoader was found inside {window.loader.dataset})"
+        advice = f"make batches in the background: a DataLoader with num_workers{inside or ''}, or a prefetching thread"
         if not computes:
             advice += "; if one fills a queue already, it is too slow: see what it waits for (gpuwatch stacks), and take more of them"
     return wait.finding(title, *evidence, advice=advice, gain=gain)
@@ -452,6 +463,12 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     if wait is None or not window.bounded_by_optimizer:
         return None
     place = window.fetch_place
+    workers, ahead = (
+        window.workers,
+        "make batches ahead (a DataLoader with num_workers, a thread), and log every N steps",
+    )
+    if workers is not None:
+        ahead = f"a thread takes batches from a DataLoader over {window.loader.dataset} with num_workers={workers}: give it more"
     batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
     text = f"{{}} of the time passed between an optimizer step and the next forward pass ({wait.mean})"
     return found(
@@ -460,6 +477,5 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
         *measured("outside torch", wait.share, text),
         *place_evidence(place, "it"),
         severity=wait.severity,
-        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); make batches ahead "
-        "(a DataLoader with num_workers, a thread), and log every N steps",
+        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); {ahead}",
     )

@@ -5,11 +5,12 @@ from itertools import compress, pairwise
 from operator import mul
 from statistics import fmean, median
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, rule, speedup_without
+from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, place_evidence, rule, speedup_without
 from gpuwatch.diagnosis.prediction import prefetch_of
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
+from gpuwatch.host.frames import SPAWNED, SPAWNS
 from gpuwatch.ledger.states import INPUT_WAIT
 
 
@@ -84,13 +85,23 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     title, who = "every pass over the loader begins with a pause", "a worker" if window.workers else "the dataset"
     advice = f"shorten what {who} does before its first item (opening files, shuffling an index, imports), or make passes longer"
     least_s, least = max(thresholds.first_batch_min_s, thresholds.first_batch_factor * usual), thresholds.input_share
+    place = window.first_place if len(firsts) == 1 else None
     if not later:  # what follows a single batch is in no step
         share, least_s = window.share(INPUT_WAIT), 0.0
         title, first = "each batch is the first one of a new iterator", f"each takes {duration(pause)}"
         advice = "make the iterator once, before the loop (batches = iter(loader)), and call next(batches) in it"
     elif len(firsts) == 1:
         share = lost / (window.duration_s or 1.0)  # of the others only the last ones are known
-        title, severity = "the first batch takes long", "info"
+        title, much = "the first batch takes long", share >= thresholds.phase_share
+        if not (window.first_step_s and much and pause >= 10 * thresholds.first_batch_min_s):
+            severity = "info"  # it is not the run's, or no headline
+        if place is not None and place.ratio >= 0.5:
+            title += f": most of that is {'in ' * bool(place.file)}{place}"
+            shorter = f"shorten it: cache what it makes, or make it when it is first needed ({place.function})"
+            advice = shorter if place.file else advice
+            if place.function in (SPAWNS, SPAWNED):
+                advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start "
+                advice += "the workers by fork (multiprocessing_context)"
     else:
         least = thresholds.first_batch_share
         if window.workers and not loader.persistent_workers:
@@ -101,8 +112,9 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
         title,
         share,
         Evidence("first batch", pause, "s", first),
+        *(place_evidence(place, "the first wait") if place is not None and place.file else ()),
         Evidence("passes", len(firsts), "", f"passes: {len(firsts)}; the pauses take {percent(share)} of the time"),
         severity=severity,
         advice=advice,
-        predicted_speedup=None if severity == "info" else speedup_without(share),
+        predicted_speedup=None if later and len(firsts) == 1 else speedup_without(share),
     )

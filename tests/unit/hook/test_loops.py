@@ -477,6 +477,7 @@ def test_phases_nest_and_their_steps_belong_to_them(watch: Watch, clock: Clock) 
             with watch.phase("drawing"):
                 clock.sleep_ms(5)
     assert states_ms(watch) == {"input_wait": 6, "compute": 14, "eval": 88, "other": 10}
+    assert watch._publisher.accounts.timeline.counts.eval_wait_ns == 80_000_000
     assert steps(watch) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import sys
 import threading
 from collections.abc import Iterator
@@ -111,6 +112,7 @@ def test_a_pass_that_only_evaluates_is_an_evaluation(training: Training, inside:
             validate()
     states = training.states_ms()
     assert states == {"input_wait": 160, "compute": 80, "eval": 80}
+    assert training.watch._publisher._window(closed=True)[0].eval_wait_ratio == pytest.approx(48 / 80)
     assert training.watch.report().steps == 8
 
 
@@ -220,6 +222,50 @@ def test_workers_that_a_generator_starts_are_known_after_its_first_batch() -> No
     assert known is not None and known.num_workers == 1 and len(known.worker_pids) == 1
 
 
+def test_a_loader_that_a_generator_makes_is_known_after_its_first_batch() -> None:
+    def batches() -> Iterator[Any]:
+        yield from (batch for batch in map(torch.neg, DataLoader(torch.zeros(64, 2), batch_size=4)))
+
+    with gpuwatch.Watch(quiet=True) as watch:
+        for _ in watch.steps(batches()):
+            break
+        known = watch.session.publisher.accounts.loader
+    assert known is not None and (known.num_workers, known.dataset) == (0, "Tensor")
+
+
+def feed(batches: queue.Queue[Any], loader: Any = None) -> None:
+    for batch in loader or FED:
+        batches.put(batch)
+    batches.put(None)
+
+
+FED: Any = None
+
+
+@pytest.mark.parametrize("given", ["argument", "global", "closure"])
+def test_the_loader_of_a_thread_that_feeds_a_queue_is_found(
+    given: str, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "Make batches ahead (a DataLoader with num_workers …)" was the advice to a program that has one."""
+    batches: queue.Queue[Any] = queue.Queue(2)
+    loader = DataLoader(torch.zeros(64, 2), batch_size=4)
+    monkeypatch.setitem(globals(), "FED", loader if given == "global" else None)
+    targets: dict[str, Any] = {"argument": feed, "global": feed, "closure": lambda batches: feed(batches, loader)}
+    thread = threading.Thread(target=targets[given], args=(batches, *[loader] * (given == "argument")))
+    thread.start()
+    try:
+        known = loader_settings(iter(batches.get, None), None)
+        assert (known.num_workers, known.dataset) == (0, "Tensor")
+        training.step(5, 10, loops=12)
+        window, _ = training.watch.session.publisher.accounts.window(training.clock())
+        assert window.workers == 0
+    finally:
+        while batches.get() is not None:
+            pass
+        thread.join()
+    assert loader_settings(iter([1]), None).num_workers is None, "the thread has ended"
+
+
 def test_a_failure_stops_the_account_and_not_the_training(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     training.step(5, 10, loops=2)
     accounts = training.watch.session.publisher.accounts
@@ -234,9 +280,20 @@ class Wrapped:
         self.base = loader
 
 
+class Slotted:
+    __slots__ = ("base",)
+
+    def __init__(self, loader: Any) -> None:
+        self.base = loader
+
+
+class OfSlotted(Slotted):
+    __slots__ = ()
+
+
 @pytest.mark.parametrize(
     "wrap",
-    [enumerate, itertools.cycle, itertools.chain, Wrapped, lambda each: zip(each, range(9), strict=False),
+    [enumerate, itertools.cycle, itertools.chain, Wrapped, Slotted, OfSlotted, lambda each: zip(each, range(9), strict=False),
      lambda each: itertools.islice(each, 3), lambda each: (x for x in each), lambda each: Wrapped(enumerate(each)),
      lambda each: map(len, each)],
 )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gpuwatch.hook.publisher import Publisher, _fork_waits
-from gpuwatch.host.frames import OWN, OwnFrames, Place, interrupting, is_users, may_be_users
+from gpuwatch.host.frames import OWN, SPAWNED, SPAWNS, OwnFrames, Place, interrupting, is_users, may_be_users
 
 
 def slow_read(done: threading.Event) -> None:
@@ -42,6 +42,39 @@ def test_the_deepest_function_of_the_user_s_is_named() -> None:
     frames.sample(thread.ident, "data_wait")
     frames.sample(None, "data_wait")
     assert frames.most_frequent("data_wait") is None, "a thread that has ended has no frame"
+
+
+@pytest.mark.parametrize(
+    ("file", "method", "named"),
+    [
+        ("/usr/lib/python3.11/multiprocessing/popen_spawn_posix.py", "spawn", SPAWNS),
+        ("/usr/lib/python3.11/multiprocessing/connection.py", "spawn", SPAWNED),
+        ("/usr/lib/python3.11/multiprocessing/connection.py", "fork", "the wait for the workers"),
+        ("<frozen importlib._bootstrap>", "spawn", "imports"),
+        ("/usr/lib/python3.11/queue.py", "fork", None),
+    ],
+)
+def test_a_first_wait_that_is_in_no_function_of_the_user_s_is_named_by_what_it_does(
+    file: str, method: str, named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, done, frames = dict[str, Any](), threading.Event(), OwnFrames()
+    exec(compile("def wait(done): done.wait(10)", file, "exec"), code)
+    worker = SimpleNamespace(_popen=SimpleNamespace(method=method))
+    monkeypatch.setattr("multiprocessing.process._children", [worker, SimpleNamespace(_popen=None)])
+    thread = threading.Thread(target=code["wait"], args=(done,))
+    thread.start()
+    try:
+        while not any(frame.f_code.co_name == "wait" for frame in stack(thread.ident)):
+            time.sleep(0.01)
+        for _ in range(10):
+            frames.sample(thread.ident, "first wait", is_start=True)
+            frames.sample(thread.ident, "data_wait")
+    finally:
+        done.set()
+        thread.join()
+    place = frames.most_frequent("first wait")
+    assert (None if place is None else (str(place), place.ratio)) == (named and (named, 1.0))
+    assert frames.most_frequent("data_wait") is None
 
 
 @pytest.mark.parametrize(("own", "named"), [("hook/torch/patches.py", "loading"), ("hook/loop.py", None)])

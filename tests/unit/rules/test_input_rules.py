@@ -175,6 +175,10 @@ def test_a_declared_wait_is_named_by_its_function() -> None:
     finding = input_unexplained(replace(STARVED, loader=Loader(), worker_cpu_ratios=None, fetch_place=place))
     assert finding is not None and "most of a fetch is in get_batch" in finding.title
     assert [each.what for each in finding.evidence] == ["input wait", "hottest function"]
+    assert "found inside" not in finding.advice
+    wrapped = Loader(dataset="Prefetcher")
+    finding = input_unexplained(replace(STARVED, loader=wrapped, worker_cpu_ratios=None, fetch_place=place))
+    assert finding is not None and "num_workers (no DataLoader was found inside Prefetcher)" in finding.advice
 
 
 def test_workers_on_a_timer_are_named() -> None:

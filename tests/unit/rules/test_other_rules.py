@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rates import Done
+from gpuwatch.diagnosis.report import give_verdict, make_report
 from gpuwatch.diagnosis.rules import CAUSES, RULES, diagnose, in_order
 from gpuwatch.diagnosis.rules.device import (
     checkpoint_stall,
@@ -21,7 +22,7 @@ from gpuwatch.diagnosis.rules.input_rhythm import epoch_start_pause
 from gpuwatch.diagnosis.rules.killed import shm_exhaustion
 from gpuwatch.diagnosis.rules.progress import stalled
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, Window
-from gpuwatch.host.frames import Place
+from gpuwatch.host.frames import SPAWNED, Place
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
 
@@ -92,6 +93,72 @@ def test_transfer_is_quiet_when_pinned_or_short_and_abstains_when_not_known() ->
     assert transfer_pageable(HEALTHY) is None
     assert transfer_pageable(replace(copying, loader=Loader())) is None
     assert transfer_pageable(replace(copying, loader=Loader())) is None
+
+
+def test_phases_that_are_small_each_are_added_up() -> None:
+    """Checkpoints 8% and their load 11%: "healthy: 81% of the time is compute, the input keeps up"."""
+    columns = steps(100, 0.0001, 0.0809)
+    spent = {"checkpoint": 0.8, "other": 1.1}
+    saving = window(columns, states_s=states(columns, **spent), declared_s={"checkpoint_load": 1.0})
+    assert give_verdict(saving).sentence == (
+        "mostly compute, 81% of the time; 19% of it is in no step "
+        "(checkpoint 8.0%, checkpoint_load 10%, outside of steps and phases 1.0%)"
+    )
+    few = window(columns, states_s=states(columns, checkpoint=0.5, other=0.5), declared_s={"checkpoint_load": 0.5})
+    assert give_verdict(few).sentence == "healthy: 89% of the time is compute, the input keeps up"
+
+
+BUILD = Place("D.build_index", "/home/me/data.py", 41, 0.98)
+SPAWN = Place(SPAWNED, "", 0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("place", "title", "advice"),
+    [
+        (BUILD, "the first batch takes long: most of that is in D.build_index (data.py:41)", "shorten it: cache"),
+        (SPAWN, f"the first batch takes long: most of that is {SPAWNED}", "keep what each worker imports"),
+        (
+            Place("imports", "", 0, 0.9),
+            "the first batch takes long: most of that is imports",
+            "shorten what a worker does",
+        ),
+        (BUILD._replace(ratio=0.3), "the first batch takes long", "shorten what a worker does"),
+        (None, "the first batch takes long", "shorten what a worker does"),
+    ],
+)
+def test_a_run_that_mostly_starts_says_so_first(place: Place | None, title: str, advice: str) -> None:
+    """A first batch of 22.8 s in a run of 33 s was a note in brackets, and a finding "for information" that came last."""
+    columns = steps(500, 0.001, 0.009, firsts=(0,))
+    columns = replace(columns, data_wait_s=(7.001, *columns.data_wait_s[1:]))
+    first = {"input_wait": 7.001, "compute": 0.009}
+    booked = states(columns) | {"input_wait": sum(columns.data_wait_s) + 4.0}
+    slow = window(columns, states_s=booked, first_step_s=first, end_s=4.0, first_place=place)
+    slow = replace(slow, step_idle_ratio=0.8)  # the step sleeps: another finding, with a larger share
+    report = make_report("r", "r", slow, {}, Done(seconds=12.0, steps=500))
+    assert report.findings[0].cause == "epoch_start_pause" and report.findings[1].ratio > 0.7
+    assert (report.findings[0].title, report.findings[0].severity) == (title, "critical")
+    assert report.findings[0].advice.startswith(advice)
+    assert ("98% of the first wait is in D.build_index (data.py:41)" in str(report.findings[0])) == (place == BUILD)
+    assert report.verdict.sentence.startswith(
+        "start: the first batch took 7.0 s, and the end of the pass (its workers end) took 4.0 s of 16.0 s; apart from that host-bound"
+    )
+    assert slow.share("input_wait") == pytest.approx(0.1)
+    usual = replace(slow, first_step_s={"input_wait": 0.3, "compute": 0.009}, end_s=0.2)
+    assert "(excluding the first batch, which took 309 ms, and the end" in give_verdict(usual).sentence
+
+
+@pytest.mark.parametrize(("waits", "says"), [(0.84, True), (0.2, False), (None, False)])
+def test_an_evaluation_that_waits_for_data_itself_is_not_asked_to_be_rarer(waits: float | None, says: bool) -> None:
+    """ "Evaluate half as often" where 84% of the evaluation was the wait of a loader without workers."""
+    columns = steps(100, 0.001, 0.099)
+    evaluated = window(columns, states_s=states(columns, eval=15.0), eval_wait_ratio=waits)
+    finding = eval_share(evaluated)
+    assert finding is not None
+    assert ("give the validation set's loader workers" in finding.advice) == says
+    assert [each.value for each in finding.evidence] == pytest.approx([0.6] + [waits] * (waits is not None))
+    assert finding.predicted_speedup == pytest.approx(1 / (1 - 0.6 * (0.84 if says else 0.5)), abs=0.01)
+    sentence = give_verdict(evaluated, [finding]).sentence
+    assert sentence == "evaluation takes 60% of the time" + ", and waits for data for 84% of that" * says
 
 
 @pytest.mark.parametrize(("rule", "state"), [(eval_share, "eval"), (checkpoint_stall, "checkpoint")])
@@ -192,7 +259,9 @@ def test_time_outside_of_torch_is_named_where_no_loader_is_watched() -> None:
     assert (finding.cause, finding.ratio) == ("outside_torch", pytest.approx(0.6))
     assert "(on average 60 ms of a 100 ms step)" in finding.evidence[0].text
     assert finding.evidence[1].text == "71% of it is in get_batch (train.py:12)"
-    assert "get_batch (train.py:12)) into `with w.data():`" in finding.advice
+    assert "get_batch (train.py:12)) into `with w.data():`" in finding.advice and "(a DataLoader" in finding.advice
+    fed = outside_torch(replace(bounded, loader=Loader(num_workers=0, dataset="Images")))
+    assert fed is not None and "from a DataLoader over Images with num_workers=0: give it more" in fed.advice
     verdict = give_verdict(bounded)
     assert verdict.state == "host"
     text = "60% of the time passed between an optimizer step and the next forward pass, outside of torch"
