@@ -340,5 +340,8 @@ def sigchld_held() -> Iterator[None]:
 
 
 def _print(report: Report) -> None:
-    sys.stderr.write(f"{report}\n")  # Ray's `print` shows it twice
+    bars = getattr(
+        getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ()
+    )  # unfinished ones, drawn without a newline
+    sys.stderr.write("\n" * bool(len(bars)) + f"{report}\n")  # Ray's `print` shows it twice
     sys.stderr.flush()
