@@ -277,10 +277,23 @@ class Publisher:
                 if published == len(unsent):
                     break
             if bye:
-                buffer.append(encoder.message(wire.Bye, self._totals(), failed=self.raised))
+                last = {"failed": self.raised, "conclusion": self._conclusion()}
+                buffer.append(encoder.message(wire.Bye, self._totals(), **last))
             buffer.flush()
         finally:
             self._dropped += len(unsent) - published
+
+    def _conclusion(self) -> bytes:
+        """Return what is printed at the end, for the agent's reports; empty without steps."""
+        from gpuwatch.diagnosis.finding import Conclusion
+
+        try:
+            report = self.report(closed=True)
+            encoded = wire.encode(Conclusion(report.verdict, report.findings, len(report.others) + 1))
+        except Exception as error:
+            self.failed("concluding the run", error)
+            return b""
+        return encoded if report.steps and len(encoded) <= wire.MAX_CONCLUSION_BYTES else b""
 
     def _send_hello(self, encoder: Encoder, sender: ZmqSender, tries: int) -> None:
         """Send who we are. At the end of a run that was too short for a connection, wait for that for a moment."""

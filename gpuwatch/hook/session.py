@@ -340,8 +340,7 @@ def sigchld_held() -> Iterator[None]:
 
 
 def _print(report: Report) -> None:
-    bars = getattr(
-        getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ()
-    )  # unfinished ones, drawn without a newline
-    sys.stderr.write("\n" * bool(len(bars)) + f"{report}\n")  # Ray's `print` shows it twice
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    has_bar = len(getattr(tqdm, "_instances", ())) > 0  # that is not finished, and drawn without a newline
+    sys.stderr.write("\n" * has_bar + f"{report}\n")  # Ray's `print` shows it twice
     sys.stderr.flush()

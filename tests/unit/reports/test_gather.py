@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -186,6 +188,29 @@ def test_roots_come_by_what_they_cost_and_consequences_follow_them() -> None:
     found = gather(FakeSource(findings=[info, hanging, FINDING, orphan, long]), "resnet", NOW_S).findings
     assert [each.cause for each in found] == ["eval_share", "input_cpu", "burst_every_n", "stalled", "gpu_saturated"]
     assert [each.root for each in found] == [None, None, "input_cpu", None, None]
+
+
+def test_what_the_run_concluded_at_its_end_comes_first_in_its_words() -> None:
+    def each(**changes: Any) -> dict[str, Any]:
+        return {**FINDING, **changes}
+
+    short = each(cause="input_cpu", advice="make a batch cheaper", seen_s=START_S + 2)
+    same_alert = each(cause="input_latency", ratio=0.9, seen_s=START_S + 900)
+    vague = each(cause="gpu_saturated", severity="info")
+    other = each(cause="straggler", seen_s=START_S + 900)
+    end = each(cause="worker_killed", ratio=1.0)
+    concluded = {"verdict": {"state": "input", "ratio": 0.4, "sentence": "input-bound: 40%"},
+                 "findings": [each(cause="eval_share", rank=None), each(cause="input_cpu", rank=None)]}  # fmt: skip
+    source = FakeSource(runs=[run(conclusion=concluded)], findings=[short, same_alert, vague, other, end])
+    report = gather(source, "resnet", NOW_S)
+    assert report.verdict.sentence == "input-bound: 40%"
+    assert [each.cause for each in report.findings] == ["worker_killed", "eval_share", "input_cpu", "straggler"]
+    assert report.findings[2].advice == "num_workers 4 → 10" and report.findings[2].active_s == 1.0
+    assert report.findings[1].active_s == 10.0, "of the whole run"
+    two = [run(conclusion=concluded), run(rank=1, states={"compute": 10.0})]
+    assert gather(FakeSource(runs=two), "resnet", NOW_S).verdict.ratio == pytest.approx(0.3), (
+        "rank 0 has not compared them"
+    )
 
 
 def test_a_run_is_found_by_id_by_name_or_as_the_last_one() -> None:
