@@ -257,9 +257,12 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
 def _excluded(window: Window) -> str:
     """Return what no share counts, for people."""
     spent_s, untrained_s = sum(window.first_step_s.values()), sum(window.untrained_s.values())
+    left_out = [f"the first step, which took {duration(spent_s)}"] if spent_s else []
     if untrained_s:
-        return f" (excluding {duration(untrained_s)} before the training, from the first pass without an optimizer step on)"
-    return f" (excluding the first step, which took {duration(spent_s)})" if spent_s else ""
+        left_out = [f"{duration(untrained_s)} before the training, from the first pass without an optimizer step on"]
+    if paused_s := window.declared_s.get(st.PAUSE):
+        left_out.append(f"{duration(paused_s)} between cells")
+    return f" (excluding {' and '.join(left_out)})" if left_out else ""
 
 
 def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[float, str, str]]:

@@ -26,11 +26,11 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.install import TorchHooks
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
-from gpuwatch.ledger.states import OTHER
+from gpuwatch.ledger.states import OTHER, PAUSE
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
-    from gpuwatch.hook.trackers import LiveLog
+    from gpuwatch.hook.trackers import LiveLog, Notebook
 
 _of_thread = local()
 _EARLY_NS = 60_000_000_000  # age of a run from which one line is printed in a first pass that has not ended
@@ -62,9 +62,12 @@ class Session:
         self.closed = self.disabled = False  # the run has ended; this process must not record at all
         self._log: LiveLog | None = None
         self._live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
+        self._leave_cells: Callable[[], object] = lambda: None  # of the IPython shell that it runs in
+        self._pause = 0  # the recorder's level of the time between two cells; 0 in a cell
         self._health = LoaderHealth(self.publisher.accounts, quiet)
         self._pass_began_ns = self._trained_before = 0  # of the last training pass; the optimizers' steps by then
         self.quiet = quiet
+        self._notebook: Notebook | None = None
         self._show: Callable[[Report], None] = _print  # prints a verdict on stderr, or draws it in a notebook
         self.close_with_thread: Callable[[], None] | None = None  # closes the run when the thread ends that trains
         self._shown = (0, 0.0)  # steps and seconds of the verdict that was printed last
@@ -83,6 +86,7 @@ class Session:
 
     def start(self) -> None:
         """Start publishing, unless that runs or the run has ended. Called when a pass or a phase begins."""
+        self._end_pause()  # a widget's callback runs between cells
         if not self.closed and not self.disabled:
             self.publisher.update_membership()
             self.publisher.start()
@@ -97,11 +101,30 @@ class Session:
         if wanted is not None:
             self._log = trackers.LiveLog(wanted, *source)
             self._live.append(self._log)
+        if (shell := trackers.shell()) is not None:
+            self._leave_cells = trackers.follow_cells(shell, self._begin_cell, self._end_cell)
         if not self.quiet and trackers.in_notebook():
-            notebook = trackers.Notebook()
-            self._show = notebook.show
-            self._live.append(trackers.LiveLog(notebook, *source, interval_ns=trackers.REDRAW_NS))
+            self._notebook = trackers.Notebook()
+            self._show = self._notebook.show
+            self._live.append(trackers.LiveLog(self._notebook, *source, trackers.REDRAW_NS))
         self.publisher.live = self._live
+
+    def _begin_cell(self) -> None:
+        self._end_pause()
+        if self._notebook is not None:
+            self._notebook.handle = self._live[-1].prepared = None  # what was prepared since belongs to the cell before
+
+    def _end_cell(self) -> None:
+        """Show the cell's end, and book the time until the next one begins as a pause. An open step goes on after it."""
+        self._end_passes(is_last=True)
+        recorder = self.recorder
+        if not self._pause and recorder.claim_thread(steps=False):
+            self._pause = recorder.enter(PAUSE, recorder.clock())
+
+    def _end_pause(self) -> None:
+        if self._pause and self.recorder.thread == get_ident():
+            level, self._pause = self._pause, 0
+            self.recorder.exit(level, self.recorder.clock())
 
     def hand_over(self) -> None:
         """Log what the background thread has prepared, and print one line in a long first pass. Called by the training thread at sampled fetches."""
@@ -224,9 +247,15 @@ class Session:
         with sigchld_held():
             if not self._shown[0] and not self.trained_nothing:
                 self._print_verdict()
-            if self._log is not None:
-                log, now = self._log, recorder.clock()
-                self.guard(lambda: log.pass_ended(now), "logging to experiment trackers")
+            self._end_passes()
+
+    def _end_passes(self, is_last: bool = False) -> None:
+        """Log the end of a pass, or of a cell, whose display is drawn a last time."""
+        now = self.recorder.clock()
+        for live in self._live:
+            self.guard(
+                partial(live.pass_ended, now, is_last and live is not self._log), "logging to experiment trackers"
+            )
 
     @property
     def trained_nothing(self) -> bool:
@@ -265,6 +294,7 @@ class Session:
     def close(self) -> None:
         """End the run now: what closing takes is not the training's."""
         self.closed = True
+        self._leave_cells()
         failure = sys.exc_info()[0] or getattr(sys, "last_type", None)  # the second at the end of a process that raised
         self.publisher.raised = failure not in (None, SystemExit, StopIteration, GeneratorExit)
         try:

@@ -419,7 +419,10 @@ class Kernel:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cells: list[list[str]] = []
-        self.execution_count, self.kernel = 1, object()
+        self.kernel, self.calls = object(), {}
+        self.events = SimpleNamespace(
+            register=self.calls.__setitem__, unregister=lambda name, call: self.calls.pop(name)
+        )
         ipython: Any = ModuleType("IPython")
         ipython.get_ipython = lambda: self
         ipython.display = ModuleType("IPython.display")
@@ -452,8 +455,10 @@ def test_a_notebook_s_verdict_is_redrawn_in_the_cell_that_runs(
     for _ in watch.steps(batches()):
         pass
     assert len(kernel.cells) == 1 and len(kernel.cells[0]) > 1
-    kernel.execution_count = 2
+    kernel.calls["post_run_cell"]("result")
+    kernel.calls["pre_run_cell"]("info")
     watch.close()
+    assert not kernel.calls
     shown = kernel.cells[-1][-1]
     assert "waited for data" in shown and "waiting for data" in shown and "gpuwatch ·" not in capsys.readouterr().err
 
