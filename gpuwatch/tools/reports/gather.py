@@ -51,6 +51,18 @@ def choose(source: RunSource, wanted: str) -> list[Run]:
     return sorted((run for run in runs if run.run == chosen.run), key=lambda run: run.rank)
 
 
+def last_two(source: RunSource, wanted: str) -> tuple[str, str]:
+    """Return the ids of the run before a run, by its name, and of that run. Raises: ConfigError where there is none."""
+    run = choose(source, wanted)[0]
+    others = (each for each in source.runs(kept=True) if each.name == run.name and each.run != run.run)
+    before = max(
+        (each for each in others if each.started_s < run.started_s), key=lambda each: each.started_s, default=None
+    )
+    if before is None:
+        raise ConfigError(f"{source.where} knows no run before {run.run} that is called {run.name!r}; name two runs")
+    return before.run, run.run
+
+
 def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None = None) -> model.RunReport:
     """Return the report of a run: its id, its name, or `last`. `now_s` is when the report is made; `prices` go before the agent's.
 

@@ -12,7 +12,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import as_json
 from gpuwatch.tools.reports.comparison import compare
 from gpuwatch.tools.reports.display import energy
-from gpuwatch.tools.reports.gather import gather
+from gpuwatch.tools.reports.gather import gather, last_two
 from gpuwatch.tools.reports.model import RunReport, from_json, when
 from gpuwatch.tools.reports.page import as_html, as_markdown
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, condensed, run, steps
@@ -188,6 +188,18 @@ def test_roots_come_by_what_they_cost_and_consequences_follow_them() -> None:
     found = gather(FakeSource(findings=[info, hanging, FINDING, orphan, long]), "resnet", NOW_S).findings
     assert [each.cause for each in found] == ["eval_share", "input_cpu", "burst_every_n", "stalled", "gpu_saturated"]
     assert [each.root for each in found] == [None, None, "input_cpu", None, None]
+
+
+def test_a_run_is_compared_with_the_one_before_of_its_name() -> None:
+    runs = [run(run=f"resnet-{n}", started_s=START_S + n, last_message_s=START_S + n + 9) for n in range(3)]
+    ranks = [run(run="resnet-2", rank=1, started_s=START_S + 1.5)]
+    source = FakeSource(
+        runs=[runs[1], *ranks, runs[0], run(run="other", name="bert", started_s=START_S + 1.9), runs[2]]
+    )
+    assert last_two(source, "resnet") == ("resnet-1", "resnet-2")
+    assert last_two(source, "resnet-1") == ("resnet-0", "resnet-1")
+    with pytest.raises(ConfigError, match="knows no run before resnet-0 that is called 'resnet'; name"):
+        last_two(source, "resnet-0")
 
 
 def test_what_the_run_concluded_at_its_end_comes_first_in_its_words() -> None:
