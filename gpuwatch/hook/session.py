@@ -24,6 +24,7 @@ from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
 from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.install import TorchHooks
+from gpuwatch.hook.torch.memory import explain
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
 from gpuwatch.ledger.states import OTHER, PAUSE
@@ -316,10 +317,16 @@ class Session:
                 self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
                 self.publisher.close(now)
             self._print_verdict()
+            self.guard(partial(self._print_memory, failure), "explaining a lack of memory")
             if self._log is not None:
                 self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
         except Exception as error:
             self.failed("closing", error)
+
+    def _print_memory(self, failure: type[BaseException] | None) -> None:
+        text = explain(failure, self.publisher.accounts.batch_bytes, self.publisher.membership.identity.rank)
+        if text and not self.quiet:
+            _print(text)
 
     def abandon(self) -> None:
         """This is a forked child: record, send and print nothing of the parent's run."""
@@ -369,7 +376,7 @@ def sigchld_held() -> Iterator[None]:
             handler(*held[-1])
 
 
-def _print(report: Report) -> None:
+def _print(report: object) -> None:
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     has_bar = len(getattr(tqdm, "_instances", ())) > 0  # that is not finished, and drawn without a newline
     sys.stderr.write("\n" * has_bar + f"{report}\n")  # Ray's `print` shows it twice
