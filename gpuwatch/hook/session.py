@@ -104,7 +104,7 @@ class Session:
             self._live.append(self._log)
         if (shell := trackers.shell()) is not None:
             self._leave_cells = trackers.follow_cells(shell, self._begin_cell, self._end_cell)
-        if not self.quiet and trackers.in_notebook():
+        if not self.quiet and getattr(shell, "kernel", None) is not None:  # of a notebook: in a terminal it has none
             self._notebook = trackers.Notebook()
             self._show = self._notebook.show
             self._live.append(trackers.LiveLog(self._notebook, *source, trackers.REDRAW_NS))
@@ -118,9 +118,8 @@ class Session:
     def _end_cell(self) -> None:
         """Show the cell's end, and book the time until the next one begins as a pause. An open step goes on after it."""
         self._end_passes(is_last=True)
-        recorder = self.recorder
-        if not self._pause and recorder.claim_thread(steps=False):
-            self._pause = recorder.enter(PAUSE, recorder.clock())
+        if not self._pause and self.recorder.claim_thread(steps=False):
+            self._pause = self.recorder.enter(PAUSE, self.recorder.clock())
 
     def _end_pause(self) -> None:
         if self._pause and self.recorder.thread == get_ident():
@@ -254,9 +253,7 @@ class Session:
         """Log the end of a pass, or of a cell, whose display is drawn a last time."""
         now = self.recorder.clock()
         for live in self._live:
-            self.guard(
-                partial(live.pass_ended, now, is_last and live is not self._log), "logging to experiment trackers"
-            )
+            self.guard(partial(live.pass_ended, now, is_last and live is not self._log), "logging between two steps")
 
     @property
     def trained_nothing(self) -> bool:
@@ -377,7 +374,6 @@ def sigchld_held() -> Iterator[None]:
 
 
 def _print(report: object) -> None:
-    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    has_bar = len(getattr(tqdm, "_instances", ())) > 0  # that is not finished, and drawn without a newline
-    sys.stderr.write("\n" * has_bar + f"{report}\n")  # Ray's `print` shows it twice
+    bars = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())  # drawn without a newline
+    sys.stderr.write("\n" * (len(bars) > 0) + f"{report}\n")  # Ray's `print` shows it twice
     sys.stderr.flush()

@@ -189,11 +189,6 @@ def shell() -> Any:
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
-def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook: IPython's alone, in a terminal, has none."""
-    return getattr(shell(), "kernel", None) is not None
-
-
 def tracker_of(run: Any) -> Tracker:
     """Return how to log to a tracker's run, a SummaryWriter or a function. Raises: ConfigError for anything else."""
     if isinstance(run, Notebook):

@@ -54,13 +54,10 @@ def choose(source: RunSource, wanted: str) -> list[Run]:
 def last_two(source: RunSource, wanted: str) -> tuple[str, str]:
     """Return the ids of the run before a run, by its name, and of that run. Raises: ConfigError where there is none."""
     run = choose(source, wanted)[0]
-    others = (each for each in source.runs(kept=True) if each.name == run.name and each.run != run.run)
-    before = max(
-        (each for each in others if each.started_s < run.started_s), key=lambda each: each.started_s, default=None
-    )
-    if before is None:
+    others = ((r.started_s, r.run) for r in source.runs(kept=True) if r.name == run.name and r.run != run.run)
+    if (before := max((each for each in others if each[0] < run.started_s), default=None)) is None:
         raise ConfigError(f"{source.where} knows no run before {run.run} that is called {run.name!r}; name two runs")
-    return before.run, run.run
+    return before[1], run.run
 
 
 def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None = None) -> model.RunReport:
@@ -217,9 +214,7 @@ def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
 
 
 def merge_findings(
-    rows: Sequence[Finding],
-    conclusions: Mapping[int, finding.Conclusion] = {},
-    span: tuple[float, float] = (0.0, 0.0),
+    rows: Sequence[Finding], conclusions: Mapping[int, finding.Conclusion], span: tuple[float, float]
 ) -> tuple[model.Found, ...]:
     """Return one entry a cause: what has ended the run, then roots by the time they cost, each followed by its consequences.
 

@@ -465,8 +465,9 @@ def test_a_notebook_s_verdict_is_redrawn_in_the_cell_that_runs(
 
 def test_a_terminal_of_ipython_and_a_quiet_watch_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch)
-    gpuwatch.Watch(quiet=True).close()
-    assert trackers.in_notebook()
-    kernel.kernel = None
-    assert not trackers.in_notebook()
+    for quiet in (True, False):
+        with gpuwatch.Watch(quiet=quiet) as watch:
+            for _ in watch.steps([1, 2, 3]):
+                pass
+        kernel.kernel = None
     assert kernel.cells == []
