@@ -121,9 +121,11 @@ def test_the_snapshot_is_opt_in_and_one_file_a_rank(
     def found(kind: str) -> list[str]:
         device = FakeDevice(clock)
         device.kind = kind  # type: ignore[attr-defined]
-        hooks = fake_watch(clock, monkeypatch).session.torch_hooks
+        watch = fake_watch(clock, monkeypatch)
+        hooks = watch.session.torch_hooks
         hooks._streams.install = lambda kind: None  # type: ignore[method-assign]
         hooks.attach(device)
+        watch.close()
         return cuda.calls
 
     assert found("cuda") == []
