@@ -87,7 +87,7 @@ class Session:
 
     def start(self) -> None:
         """Start publishing, unless that runs or the run has ended. Called when a pass or a phase begins."""
-        self._end_pause()  # a widget's callback runs between cells
+        self._end_pause()  # a widget's callback, or a thread, trains between cells
         if not self.closed and not self.disabled:
             self.publisher.update_membership()
             self.publisher.start()
@@ -122,8 +122,8 @@ class Session:
             self._pause = self.recorder.enter(PAUSE, self.recorder.clock())
 
     def _end_pause(self) -> None:
-        if self._pause and self.recorder.thread == get_ident():
-            level, self._pause = self._pause, 0
+        level, self._pause = self._pause, 0
+        if level:
             self.recorder.exit(level, self.recorder.clock())
 
     def hand_over(self) -> None:

@@ -463,6 +463,30 @@ def test_a_notebook_s_verdict_is_redrawn_in_the_cell_that_runs(
     assert "waited for data" in shown and "waiting for data" in shown and "gpuwatch ·" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("in_thread", [True, False], ids=["thread", "callback"])
+def test_what_trains_between_two_cells_is_recorded(monkeypatch: pytest.MonkeyPatch, in_thread: bool) -> None:
+    kernel = Kernel(monkeypatch)
+    watch = gpuwatch.Watch(quiet=True)
+
+    def train() -> None:
+        for _ in watch.steps(range(20)):
+            pass
+
+    train()
+    kernel.calls["post_run_cell"]("result")
+    if in_thread:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    else:
+        train()
+    kernel.calls["pre_run_cell"]("info")
+    train()
+    report = watch.report()
+    watch.close()
+    assert report.steps == 60 and report.phases.get("between cells", 0.0) < 0.5
+
+
 def test_a_terminal_of_ipython_and_a_quiet_watch_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch)
     for quiet in (True, False):
