@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from gpuwatch.diagnosis import finding
-from gpuwatch.diagnosis.finding import Verdict
+from gpuwatch.diagnosis.finding import Conclusion, Verdict
 from gpuwatch.diagnosis.rates import Cost, Throughput
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.wire import Loader
@@ -89,8 +89,12 @@ class Run(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] = ()  # Models of the rank's GPUs, now or last.
     cost: Cost | None = None  # Of these GPUs; None without a price or a GPU.
     recent: Recent | None = None  # None without a step in the last minute.
-    verdict: Verdict | None = None  # Of the last minute; None until the first steps.
+    verdict: Verdict | None = (
+        None  # Of the last minute, after the end that of `conclusion`; None until the first steps.
+    )
     findings: tuple[Finding, ...] = ()  # The active ones: each root, then its consequences.
+    conclusion: Conclusion | None = None
+    """Of the whole run, as its process printed it at its end; None where that did not arrive, or the run had several processes."""
     loader: Loader | None = None
     versions: Mapping[str, str] = {}
     tags: Mapping[str, str] = {}

@@ -15,7 +15,7 @@ from gpuwatch.errors import ConfigError, SourceError, require, usable
 from gpuwatch.formatting import as_json, file_name, harmless
 from gpuwatch.tools.reports.comparison import Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
-from gpuwatch.tools.reports.gather import gather
+from gpuwatch.tools.reports.gather import gather, last_two
 from gpuwatch.tools.reports.job import job_text, joined, joined_text, of_runs
 from gpuwatch.tools.reports.model import RunReport, from_json
 from gpuwatch.wire import MAX_NAME
@@ -25,6 +25,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to
 Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
 _JOB = "Print the ledger of a job over all its attempts on the node, not a run's: its id, also as slurm:4711(_2)."
 _JOINED = "With --job: over all nodes, as this Prometheus has joined them, instead of asking an agent."
+_AFTER = "The run after: the same, or `last`. Without it A is compared with the run before it of the same name."
 _LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
 _LIMIT_OF_B = "End with 1 if B proves slower than A by more than this, e.g. slower=0.05, or breaks a report's limit."
 
@@ -62,7 +63,7 @@ def report(
 
 def compare(
     a: Annotated[str, typer.Argument(help="The run before: its id or name, or a report's JSON file.")],
-    b: Annotated[str, typer.Argument(help="The run after: the same, or `last`.")],
+    b: Annotated[str | None, typer.Argument(help=_AFTER)] = None,
     agent: Agent = AGENT,
     history: HistoryFile = None,
     markdown: Markdown = False,
@@ -73,12 +74,14 @@ def compare(
 ) -> None:
     """Set two runs side by side: states, step time and how sure its change is, predicted against achieved.
 
-    Example: `gpuwatch compare resnet50-a resnet50-b`, `gpuwatch compare baseline.json last --fail-on slower=0.05`
+    Example: `gpuwatch compare resnet50-a resnet50-b`, `gpuwatch compare resnet50`, `gpuwatch compare baseline.json last --fail-on slower=0.05`
 
     `baseline.json` is what `gpuwatch report RUN --json` wrote. Exit codes: 0 done, 1 a limit of `--fail-on` is broken, 2 wrong use, or no such run.
     """
     gates = [parse_gate(text, of_two=True) for text in fail_on or ()]
     source = _open_source(agent, history)
+    if b in (None, a):
+        a, b = last_two(source, a)
     found = compare_runs(_load_run(source, a, config), _load_run(source, b, config))
     _finish(found, markdown, json, output, f"{found.b.name} against {found.a.name}", broken(found.b, gates, found))
 

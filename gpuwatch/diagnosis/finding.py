@@ -61,6 +61,14 @@ class Finding(msgspec.Struct, frozen=True):
         return f"up to {self.predicted_speedup:.2f}×"
 
 
+class Conclusion(msgspec.Struct, frozen=True):
+    """What a training process has found over its whole run, as it prints it at the end."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...] = ()
+    ranks: int = 1  # that it is about: those that were compared
+
+
 def found(
     title: str, ratio: float, *evidence: Evidence, advice: str, severity: Severity = "warning", **more: Any
 ) -> Finding:

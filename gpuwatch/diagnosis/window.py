@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from gpuwatch.host.frames import Place
-from gpuwatch.ledger.states import EVAL, INPUT_WAIT, OTHER, shares
+from gpuwatch.ledger.states import EVAL, INPUT_WAIT, OTHER, PAUSE, shares
 from gpuwatch.wire import Flops, Loader, Standstill, WorkerDeath
 
 if TYPE_CHECKING:
@@ -212,9 +212,10 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def declared(self) -> Mapping[str, float]:
         """Share of the time, 0–1, by name of the declared phases in `declared_s`, the largest first; together no more than `other`."""
-        other, found = self.share(OTHER), shares(self.declared_s)
-        whole = sum(self.states_s.values()) - sum(self.first_step_s.values())
-        part = min(other, sum(self.declared_s.values()) / whole) if whole > 0 else 0.0
+        spent_s = {name: seconds for name, seconds in self.declared_s.items() if name != PAUSE}
+        other, found, paused_s = self.share(OTHER), shares(spent_s), self.declared_s.get(PAUSE, 0.0)
+        whole = sum(self.states_s.values()) - sum(self.first_step_s.values()) - paused_s
+        part = min(other, sum(spent_s.values()) / whole) if whole > 0 else 0.0
         return {name: share * part for name, share in found.items()}
 
     @property
@@ -276,6 +277,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     def _shares(self) -> Mapping[str, float]:
         before = dict(self.untrained_s or self.first_step_s)  # which is one of their steps
         before[INPUT_WAIT] = before.get(INPUT_WAIT, 0.0) + self.end_s
+        before[OTHER] = before.get(OTHER, 0.0) + self.declared_s.get(PAUSE, 0.0)
         return shares({state: max(0.0, spent - before.get(state, 0.0)) for state, spent in self.states_s.items()})
 
 

@@ -22,6 +22,7 @@ from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.identity import Membership
 from gpuwatch.hook.ranks import RankExchange
 from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.memory import peak_bytes
 from gpuwatch.hook.transport import Encoder, RunFacts, SendBuffer, columns
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class Publisher:
             hook_s=self._recorder.meter.cost_s,
             price=price,
             thresholds=thresholds(),
+            memory_bytes=peak_bytes(),
         )
 
     def _window(self, closed: bool) -> tuple[Window, dict[str, int], Done]:
@@ -277,10 +279,23 @@ class Publisher:
                 if published == len(unsent):
                     break
             if bye:
-                buffer.append(encoder.message(wire.Bye, self._totals(), failed=self.raised))
+                last = {"failed": self.raised, "conclusion": self._conclusion()}
+                buffer.append(encoder.message(wire.Bye, self._totals(), **last))
             buffer.flush()
         finally:
             self._dropped += len(unsent) - published
+
+    def _conclusion(self) -> bytes:
+        """Return what is printed at the end, for the agent's reports; empty without steps."""
+        from gpuwatch.diagnosis.finding import Conclusion
+
+        try:
+            report = self.report(closed=True)
+            encoded = wire.encode(Conclusion(report.verdict, report.findings, len(report.others) + 1))
+        except Exception as error:
+            self.failed("concluding the run", error)
+            return b""
+        return encoded if report.steps and len(encoded) <= wire.MAX_CONCLUSION_BYTES else b""
 
     def _send_hello(self, encoder: Encoder, sender: ZmqSender, tries: int) -> None:
         """Send who we are. At the end of a run that was too short for a connection, wait for that for a moment."""

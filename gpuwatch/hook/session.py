@@ -24,13 +24,14 @@ from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
 from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.install import TorchHooks
+from gpuwatch.hook.torch.memory import explain
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
-from gpuwatch.ledger.states import OTHER
+from gpuwatch.ledger.states import OTHER, PAUSE
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
-    from gpuwatch.hook.trackers import LiveLog
+    from gpuwatch.hook.trackers import LiveLog, Notebook
 
 _of_thread = local()
 _EARLY_NS = 60_000_000_000  # age of a run from which one line is printed in a first pass that has not ended
@@ -62,9 +63,12 @@ class Session:
         self.closed = self.disabled = False  # the run has ended; this process must not record at all
         self._log: LiveLog | None = None
         self._live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
+        self._leave_cells: Callable[[], object] = lambda: None  # of the IPython shell that it runs in
+        self._pause = 0  # the recorder's level of the time between two cells; 0 in a cell
         self._health = LoaderHealth(self.publisher.accounts, quiet)
         self._pass_began_ns = self._trained_before = 0  # of the last training pass; the optimizers' steps by then
         self.quiet = quiet
+        self._notebook: Notebook | None = None
         self._show: Callable[[Report], None] = _print  # prints a verdict on stderr, or draws it in a notebook
         self.close_with_thread: Callable[[], None] | None = None  # closes the run when the thread ends that trains
         self._shown = (0, 0.0)  # steps and seconds of the verdict that was printed last
@@ -83,6 +87,7 @@ class Session:
 
     def start(self) -> None:
         """Start publishing, unless that runs or the run has ended. Called when a pass or a phase begins."""
+        self._end_pause()  # a widget's callback, or a thread, trains between cells
         if not self.closed and not self.disabled:
             self.publisher.update_membership()
             self.publisher.start()
@@ -97,11 +102,29 @@ class Session:
         if wanted is not None:
             self._log = trackers.LiveLog(wanted, *source)
             self._live.append(self._log)
-        if not self.quiet and trackers.in_notebook():
-            notebook = trackers.Notebook()
-            self._show = notebook.show
-            self._live.append(trackers.LiveLog(notebook, *source, interval_ns=trackers.REDRAW_NS))
+        if (shell := trackers.shell()) is not None:
+            self._leave_cells = trackers.follow_cells(shell, self._begin_cell, self._end_cell)
+        if not self.quiet and getattr(shell, "kernel", None) is not None:  # of a notebook: in a terminal it has none
+            self._notebook = trackers.Notebook()
+            self._show = self._notebook.show
+            self._live.append(trackers.LiveLog(self._notebook, *source, trackers.REDRAW_NS))
         self.publisher.live = self._live
+
+    def _begin_cell(self) -> None:
+        self._end_pause()
+        if self._notebook is not None:
+            self._notebook.handle = self._live[-1].prepared = None  # what was prepared since belongs to the cell before
+
+    def _end_cell(self) -> None:
+        """Show the cell's end, and book the time until the next one begins as a pause. An open step goes on after it."""
+        self._end_passes(is_last=True)
+        if not self._pause and self.recorder.claim_thread(steps=False):
+            self._pause = self.recorder.enter(PAUSE, self.recorder.clock())
+
+    def _end_pause(self) -> None:
+        level, self._pause = self._pause, 0
+        if level:
+            self.recorder.exit(level, self.recorder.clock())
 
     def hand_over(self) -> None:
         """Log what the background thread has prepared, and print one line in a long first pass. Called by the training thread at sampled fetches."""
@@ -234,9 +257,13 @@ class Session:
         with sigchld_held():
             if not self._shown[0] and not self.trained_nothing:
                 self._print_verdict()
-            if self._log is not None:
-                log, now = self._log, recorder.clock()
-                self.guard(lambda: log.pass_ended(now), "logging to experiment trackers")
+            self._end_passes()
+
+    def _end_passes(self, is_last: bool = False) -> None:
+        """Log the end of a pass, or of a cell, whose display is drawn a last time."""
+        now = self.recorder.clock()
+        for live in self._live:
+            self.guard(partial(live.pass_ended, now, is_last and live is not self._log), "logging between two steps")
 
     @property
     def trained_nothing(self) -> bool:
@@ -275,6 +302,7 @@ class Session:
     def close(self) -> None:
         """End the run now: what closing takes is not the training's."""
         self.closed = True
+        self._leave_cells()
         failure = sys.exc_info()[0] or getattr(sys, "last_type", None)  # the second at the end of a process that raised
         self.publisher.raised = failure not in (None, SystemExit, StopIteration, GeneratorExit)
         try:
@@ -296,10 +324,16 @@ class Session:
                 self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
                 self.publisher.close(now)
             self._print_verdict()
+            self.guard(partial(self._print_memory, failure), "explaining a lack of memory")
             if self._log is not None:
                 self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
         except Exception as error:
             self.failed("closing", error)
+
+    def _print_memory(self, failure: type[BaseException] | None) -> None:
+        text = explain(failure, self.publisher.accounts.batch_bytes, self.publisher.membership.identity.rank)
+        if text and not self.quiet:
+            _print(text)
 
     def abandon(self) -> None:
         """This is a forked child: record, send and print nothing of the parent's run."""
@@ -349,6 +383,7 @@ def sigchld_held() -> Iterator[None]:
             handler(*held[-1])
 
 
-def _print(report: Report) -> None:
-    sys.stderr.write(f"{report}\n")  # Ray's `print` shows it twice
+def _print(report: object) -> None:
+    bars = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())  # drawn without a newline
+    sys.stderr.write("\n" * (len(bars) > 0) + f"{report}\n")  # Ray's `print` shows it twice
     sys.stderr.flush()

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from gpuwatch.errors import ConfigError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INTERVAL_NS = 30_000_000_000
-REDRAW_NS = 2_000_000_000
+REDRAW_NS, REDRAW_PASS_NS = 2_000_000_000, 200_000_000  # a notebook's display, and at the end of a pass
 _FINISH_S = 5.0  # a tracker's server that does not answer delays the end of a run by no more
 VERDICT, PAGE = "gpuwatch/verdict", "gpuwatch-report.html"
 Values = dict[str, float]
@@ -142,33 +142,51 @@ class Callback(Tracker):
 
 
 class Notebook(Tracker):
-    """A notebook's cell: the verdict, redrawn in place, and shown at the end by the `Session`."""
+    """A notebook's cell: the verdict, redrawn in place, and shown at its end by the `Session`."""
 
     name = "the notebook"
 
     def __init__(self) -> None:
         super().__init__(None)
-        self._cell, self._handle = -1, cast(Any, None)
+        self.handle: Any = None  # of what is drawn in the cell that runs now
 
     def log(self, values: Values, report: Report) -> None:
         self.show(report)
 
     def show(self, report: Report) -> None:
         """Draw it in the cell that runs now: where that one has it, in place."""
-        from IPython import get_ipython
         from IPython.display import display
 
-        cell = get_ipython().execution_count
-        if self._handle is None or cell != self._cell:
-            self._cell, self._handle = cell, display(report, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
+        if self.handle is None:
+            self.handle = display(report, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
         else:
-            self._handle.update(report)
+            self.handle.update(report)
 
 
-def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook: IPython's alone, in a terminal, has none."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None) is not None
+def follow_cells(shell: Any, begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], object]:
+    """Call `begins` and `ends` around each later cell of a shell that runs one now, which may run others; return what ends that."""
+    depth = 1
+
+    def before(*_: object) -> None:
+        nonlocal depth
+        depth += 1
+        begins()
+
+    def after(*_: object) -> None:
+        nonlocal depth
+        depth = max(0, depth - 1)
+        if not depth:
+            ends()
+
+    calls = {"pre_run_cell": before, "post_run_cell": after}
+    for name, call in calls.items():
+        shell.events.register(name, call)
+    return lambda: [shell.events.unregister(name, call) for name, call in calls.items()]
+
+
+def shell() -> Any:
+    """Return IPython's shell, if this program runs in one."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def tracker_of(run: Any) -> Tracker:
@@ -230,6 +248,7 @@ class LiveLog:
         self._failing: list[Any] = []  # runs that are left out
         self._report, self._failed = report, failed
         self._interval_ns = interval_ns
+        self._pass_ns = REDRAW_PASS_NS if isinstance(wanted, Notebook) else interval_ns
         self._due_ns = now_ns + interval_ns
         self._searched: set[object] = set()
         self._logged: Report | None = None
@@ -245,9 +264,13 @@ class LiveLog:
                 values = report.metrics(since=self._logged)
                 self.prepared = report, {key.replace("/", "/live/"): value for key, value in values.items()}
 
-    def pass_ended(self, now_ns: int) -> None:
-        """Log after the first pass, and after a later one when values are due: a tracker's run may end before the Watch does."""
-        self.prepare(now_ns if self._logged else self._due_ns)
+    def pass_ended(self, now_ns: int, is_last: bool = False) -> None:
+        """Log after the first pass, after the last one of a cell, and after others when values are due: a tracker's run may end before the Watch does."""
+        if is_last and self._logged is not None and self._logged.steps == self._report().steps:
+            return
+        is_due = is_last or not self._logged or now_ns >= self._due_ns - self._interval_ns + self._pass_ns
+        self._due_ns = min(self._due_ns, now_ns) if is_due else self._due_ns
+        self.prepare(now_ns)
         self.hand_over()
 
     def hand_over(self) -> None:

@@ -35,7 +35,8 @@ def phase_state(name: str) -> str:
     return PHASE_STATES.get(name, OTHER)
 
 
-CHECKPOINT_LOAD, RENDEZVOUS = "checkpoint_load", "rendezvous"  # phases that gpuwatch itself declares: a part of `other`
+CHECKPOINT_LOAD, RENDEZVOUS, PAUSE = "checkpoint_load", "rendezvous", "between cells"
+"""Phases that gpuwatch itself declares: a part of `other`. PAUSE is the time between two cells of a notebook, which no share counts."""
 
 MAX_DECLARED = 8
 _MOST_OTHERS = 1024

@@ -28,6 +28,7 @@ MAX_TAGS = 32
 MAX_DEATHS = 256
 MAX_WORKERS = 1024
 MAX_GROUPS = 16
+MAX_CONCLUSION_BYTES = 1 << 15
 
 
 HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
@@ -213,6 +214,8 @@ class Bye(_WithTotals, frozen=True, tag="bye"):
     """The run ends here; its totals are complete."""
 
     failed: bool = False  # an exception ended the training
+    conclusion: Annotated[bytes, Meta(max_length=MAX_CONCLUSION_BYTES)] = b""
+    """`gpuwatch.diagnosis.finding.Conclusion`, encoded by itself: an agent of another version may leave it out. Empty: none."""
 
 
 Message: TypeAlias = Hello | Steps | Bye

@@ -57,6 +57,50 @@ def report(history: Path, run: str) -> dict[str, object]:
     return found
 
 
+_SLOWER_THEN_FASTER = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+class Images(Dataset):
+    def __len__(self): return 8 * 420
+    def __getitem__(self, i):
+        time.sleep(0.001 if i < 8 * 210 else 0.0002)
+        return torch.randn(16)
+model = torch.nn.Linear(16, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for batch in DataLoader(Images(), batch_size=8):
+    model(batch).square().mean().backward(); optimizer.step(); optimizer.zero_grad(); time.sleep(0.006)
+"""
+
+
+def test_a_report_has_the_words_that_the_program_has_printed(tmp_path: Path) -> None:
+    """The agent judges the last minute, the program itself the whole run."""
+    (tmp_path / "train.py").write_text(_SLOWER_THEN_FASTER)
+    with Agent(tmp_path) as agent:
+        environment = {
+            **os.environ,
+            "GPUWATCH_ENDPOINT": agent.endpoint,
+            "OMP_NUM_THREADS": "1",
+            "GPUWATCH_RUN": "mine",
+        }
+        command = [sys.executable, "-m", "gpuwatch", "run", "--", sys.executable, "train.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        printed = " ".join(done.stderr.rpartition("gpuwatch · mine")[2].split())
+        agent.wait_run("mine", status="ended")
+        live = gpuwatch("report", "mine", "--agent", agent.url, "--json")
+        of_api = agent.run("mine") or {}
+        assert agent.stop() == 0
+    found, kept = json.loads(live.stdout), report(agent.history, "mine")
+    assert found["verdict"] == kept["verdict"] == of_api["verdict"] == of_api["conclusion"]["verdict"]
+    assert found["findings"] == kept["findings"]
+    assert found["verdict"]["sentence"] in printed, (found["verdict"], printed)
+    roots = [each for each in found["findings"] if each["root"] is None]
+    assert printed.count(" why ") == min(3, len(roots)) and "is in Images.__getitem__ (train.py:" in printed, printed
+    for each in roots[:3]:
+        why = f"{each['title']}: {'; '.join(evidence['text'] for evidence in each['evidence'])}"
+        assert why in printed and each["advice"] in printed, (why, printed)
+
+
 def test_a_file_says_what_the_agent_that_wrote_it_said(history: Path) -> None:
     live = json.loads((history.parent / "live.json").read_text())
     dead = report(history, "starved")
@@ -124,6 +168,7 @@ def test_two_runs_and_a_kept_baseline_are_compared(history: Path) -> None:
         (("report", "last", "--history", "{history}", "--json", "--markdown"), "give one of them"),
         (("report", "last", "--history", "{history}", "--fail-on", "inputwait=1"), "did you mean input_wait?"),
         (("compare", "none.json", "last", "--history", "{history}"), "No such file"),
+        (("compare", "starved", "--history", "{history}"), "knows no run before starved that is called 'starved'"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(history: Path, arguments: tuple[str, ...], why: str) -> None:

@@ -16,6 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuwatch import wire
+from gpuwatch.diagnosis.finding import Conclusion
+from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.diagnosis.window import JobFacts, MemoryKills
 from gpuwatch.errors import ProtocolError
 from gpuwatch.ledger.states import RUN_STATES, UNKNOWN, Ledger
@@ -72,6 +74,7 @@ class Run(msgspec.Struct, eq=False):
     gpus: dict[str, str] = {}  # models of the GPUs that it held last, by UUID: its time is charged for them
     oom: MemoryKills | None = None  # what the kernel's OOM killer did as the run was lost
     energy_joules: dict[str, float] = {}  # energy by state of the GPUs that it alone held
+    conclusion: Conclusion | None = None  # by its only process, at its end
 
     trace: Trace = msgspec.field(default_factory=Trace)
     """Where in time the ledger's states lay, since this agent started."""
@@ -135,6 +138,7 @@ class Run(msgspec.Struct, eq=False):
             return self._take_steps(sender, message, now_ns, now_s)
         if isinstance(message, wire.Bye):
             sender.said_bye, sender.failed = True, message.failed
+            self.conclusion = _concluded(message) if len(self.senders) == 1 else None
             self._end(ENDED, now_s, [sender])
         return False
 
@@ -203,7 +207,7 @@ class Run(msgspec.Struct, eq=False):
         return self
 
     def _resume(self) -> None:
-        self.status, self.ended_s, self.oom = RUNNING, None, None
+        self.status, self.ended_s, self.oom, self.conclusion = RUNNING, None, None, None
 
     def _end(self, status: str, ended_s: float, senders: Iterable[Sender]) -> None:
         """End the run; the step records that will not arrive any more are lost."""
@@ -281,6 +285,16 @@ class Run(msgspec.Struct, eq=False):
             self.steps = self.steps.followed_by(steps)
             self.last_step_s = now_s - (now_ns - steps.end_ns[-1]) / 1e9
         return "start_ns" in message.columns
+
+
+def _concluded(message: wire.Bye) -> Conclusion | None:
+    """Return what the process has found by its end, without causes that are not known here; None where that cannot be read."""
+    try:
+        found = msgspec.msgpack.decode(message.conclusion, type=Conclusion)
+        msgspec.json.decode(msgspec.json.encode(found), type=Conclusion)  # as the API gives it: JSON has no NaN
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return replace(found, findings=tuple(each for each in found.findings if each.cause in BY_CAUSE))
 
 
 _KEPT = Run.__struct_fields__[: Run.__struct_fields__.index("trace")]

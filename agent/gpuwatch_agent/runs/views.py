@@ -14,7 +14,7 @@ from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.records import evidence as stack_evidence
-from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs import ENDED, Run
 
 
 @dataclass
@@ -38,6 +38,8 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
     about: dict[str, Any] = {"name": run.run, "timeline": "host"}
     if hello is not None:
         about = {name: getattr(hello, name) for name in _OF_HELLO} | {"pid": hello.pid or None}
+    if run.status == ENDED and run.conclusion is not None:
+        about["conclusion"], live["verdict"] = run.conclusion, run.conclusion.verdict
     return api.Run(
         run=run.run,
         rank=run.rank,

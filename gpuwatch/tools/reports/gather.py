@@ -15,7 +15,7 @@ from gpuwatch.api.client import RunSource
 from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.rates import Cost, cost_of, total_cost
 from gpuwatch.diagnosis.report import give_verdict, is_short
-from gpuwatch.diagnosis.rules import RULES
+from gpuwatch.diagnosis.rules import BY_CAUSE, RULES
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import RUN_STATES, shares
@@ -51,6 +51,15 @@ def choose(source: RunSource, wanted: str) -> list[Run]:
     return sorted((run for run in runs if run.run == chosen.run), key=lambda run: run.rank)
 
 
+def last_two(source: RunSource, wanted: str) -> tuple[str, str]:
+    """Return the ids of the run before a run, by its name, and of that run. Raises: ConfigError where there is none."""
+    run = choose(source, wanted)[0]
+    others = ((r.started_s, r.run) for r in source.runs(kept=True) if r.name == run.name and r.run != run.run)
+    if (before := max((each for each in others if each[0] < run.started_s), default=None)) is None:
+        raise ConfigError(f"{source.where} knows no run before {run.run} that is called {run.name!r}; name two runs")
+    return before[1], run.run
+
+
 def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None = None) -> model.RunReport:
     """Return the report of a run: its id, its name, or `last`. `now_s` is when the report is made; `prices` go before the agent's.
 
@@ -74,6 +83,8 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
     samples = [rank.samples for rank in ranks if rank.samples is not None]
     short, device = is_short(first.steps, duration_s), first.device
     judged = Window(duration_s, states, phases, is_short=short, timeline=timeline, device=device, steps=columns)
+    conclusions = {rank.rank: rank.conclusion for rank in ranks if rank.conclusion is not None}
+    end = conclusions.get(first.rank)
     loader = msgspec.structs.asdict(first.loader) if first.loader is not None else {}
     return model.RunReport(
         schema=model.SCHEMA,
@@ -93,9 +104,9 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         energy_joules=joules,
         samples=sum(samples) if samples else None,
         records_lost=sum(rank.records_lost for rank in ranks),
-        verdict=give_verdict(judged),
+        verdict=end.verdict if end is not None and end.ranks >= len(ranks) else give_verdict(judged),
         step_time=_statistics(columns, len(columns) if len(columns) < expected else None),
-        findings=merge_findings(source.findings(run)),
+        findings=merge_findings(source.findings(run), conclusions, (started_s, until_s)),
         ranks=tuple(model.Rank(r.rank, r.host, r.pid, r.status, r.steps, _ordered(r.states)) for r in ranks),
         loader={name: value for name, value in loader.items() if name != "worker_pids"} or None,
         gpus=tuple(model or "GPU" for rank in ranks for model in rank.gpus),
@@ -205,20 +216,30 @@ def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
     return total_cost([cost for cost in costs if cost is not None])
 
 
-def merge_findings(rows: Sequence[Finding]) -> tuple[model.Found, ...]:
-    """Return one entry a cause: what has ended the run, then roots by the time they cost, each followed by its consequences."""
+def merge_findings(
+    rows: Sequence[Finding], conclusions: Mapping[int, finding.Conclusion], span: tuple[float, float]
+) -> tuple[model.Found, ...]:
+    """Return one entry a cause: what has ended the run, then roots by the time they cost, each followed by its consequences.
+
+    What a rank has concluded at its end, by rank, comes first, in its words. `span` is the run's time.
+    """
     by_cause: dict[tuple[int, str, str], list[Finding]] = {}
     for row in sorted(rows, key=lambda row: row.since_s or 0.0):
         by_cause.setdefault((row.rank or 0, row.cause, row.gpu or ""), []).append(row)
+    concluded = {(n, each.cause, each.gpu or ""): each for n, of in conclusions.items() for each in of.findings}
+    kept = {key: of[-1] for key, of in by_cause.items() if not _is_superseded(of[-1], conclusions.get(key[0]))}
+    place = {key: number for number, key in enumerate(concluded)}
     found = [
         model.Found(
-            **{name: getattr(episodes[-1], name) for name in finding.Finding.__struct_fields__},
-            episodes=tuple((row.since_s or 0.0, row.seen_s or 0.0) for row in episodes),
-            stacks=next((row.stacks for row in reversed(episodes) if row.stacks is not None), None),
+            **{name: getattr(last, name) for name in finding.Finding.__struct_fields__ if name != "rank"},
+            rank=key[0],
+            episodes=tuple((row.since_s or 0.0, row.seen_s or 0.0) for row in by_cause.get(key, ())) or (span,),
+            stacks=next((row.stacks for row in reversed(by_cause.get(key, ())) if row.stacks is not None), None),
         )
-        for episodes in by_cause.values()
+        for key, last in (kept | concluded).items()
     ]
-    found.sort(key=lambda f: (f.cause not in _ENDS_A_RUN, f.severity == "info", -f.ratio * max(f.active_s, 1.0)))
+    found.sort(key=lambda f: (f.severity == "info", -f.ratio * max(f.active_s, 1.0)))
+    found.sort(key=lambda f: (f.cause not in _ENDS_A_RUN, place.get((f.rank, f.cause, f.gpu or ""), len(place))))
     causes = {(each.rank, each.cause) for each in found}
     # a consequence without its root is a root
     found = [f if (f.rank, f.root) in causes else msgspec.structs.replace(f, root=None) for f in found]
@@ -234,3 +255,12 @@ def merge_findings(rows: Sequence[Finding]) -> tuple[model.Found, ...]:
     for each in sorted(found, key=lambda each: each.root is not None):  # those of a circle of roots come last
         add(each)
     return tuple(result)
+
+
+def _is_superseded(row: Finding, conclusion: finding.Conclusion | None) -> bool:
+    """Whether a cause that was active for a while is left out, as what the rank has concluded explains the same, or it says little by itself."""
+    if conclusion is None or row.cause in _ENDS_A_RUN or row.gpu is not None:
+        return False
+    rule = BY_CAUSE.get(row.cause)
+    explained = {BY_CAUSE[each.cause].alert for each in conclusion.findings if each.cause in BY_CAUSE}
+    return rule is None or row.severity == "info" or rule.fallback or (rule.alert or "") in explained

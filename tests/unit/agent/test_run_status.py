@@ -6,8 +6,11 @@ import msgspec
 import pytest
 
 from gpuwatch import wire
+from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.diagnosis.finding import Conclusion, Evidence, Finding, Verdict
 from gpuwatch.errors import ProtocolError
 from gpuwatch_agent.runs import Run, RunRegistry, read_record
+from gpuwatch_agent.runs.views import run_view
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 
@@ -349,3 +352,50 @@ def test_of_many_ended_runs_the_latest_stay() -> None:
         book.apply(hook.bye(), hook.at_ns, float(number))
     book.forget_ended(100.0)
     assert [run for run, _ in book.runs] == [f"run-{number}" for number in range(36, 100)]
+
+
+VERDICT = Verdict("input", 0.6, "input-bound: 60% of the time training waited for data")
+
+
+def cause(name: str, value: float = 0.6) -> Finding:
+    return Finding(name, "critical", "title", 0.6, (Evidence("wait", value, "ratio", "60%"),), "num_workers 4 → 10")
+
+
+def ended(hook: FakeHook, conclusion: bytes) -> Run:
+    bye = msgspec.structs.replace(hook.bye(), conclusion=conclusion)
+    return heard(hook.hello(), hook.message(), bye, at_ns=hook.at_ns)
+
+
+def test_what_a_process_concludes_at_its_end_is_kept_and_shown() -> None:
+    found = Conclusion(VERDICT, (cause("input_cpu"), cause("a_cause_of_a_newer_version")))
+    run = ended(FakeHook().step(), wire.encode(found))
+    for each in (run, restarted(run, 200 * S)):
+        view = run_view(each, Prices())
+        assert view.conclusion is not None and view.verdict == view.conclusion.verdict == VERDICT
+        assert [one.cause for one in view.conclusion.findings] == ["input_cpu"]
+
+
+@pytest.mark.parametrize(
+    "conclusion",
+    [b"", b"\xc1", b"\x91" * 30_000, wire.encode({"verdict": 1}), wire.encode(Conclusion(VERDICT, (cause("input_cpu", float("nan")),)))],
+    ids=["none", "no msgpack", "nested", "another shape", "nan"],
+)  # fmt: skip
+def test_a_conclusion_that_cannot_be_read_leaves_the_end_as_it_is(conclusion: bytes) -> None:
+    run = ended(FakeHook().step(), conclusion)
+    assert run.status == "ended" and run.conclusion is None and run_view(run, Prices()).verdict is None
+
+
+def test_a_conclusion_of_one_of_several_processes_is_not_the_run_s() -> None:
+    run = ended(FakeHook().step(), wire.encode(Conclusion(VERDICT)))
+    later = FakeHook(200 * S, sender="sender-b").step()
+    run.apply(later.message(), later.at_ns, wall_s(later.at_ns))
+    assert run.status == "running" and run.conclusion is None
+    bye = msgspec.structs.replace(later.bye(), conclusion=wire.encode(Conclusion(VERDICT)))
+    run.apply(bye, later.at_ns, wall_s(later.at_ns))
+    assert run.status == "ended" and run.conclusion is None
+
+
+def test_a_conclusion_that_is_too_long_is_refused_with_its_message() -> None:
+    bye = msgspec.structs.replace(FakeHook().step().bye(), conclusion=b"x" * (wire.MAX_CONCLUSION_BYTES + 1))
+    with pytest.raises(ProtocolError):
+        wire.decode(wire.encode(bye))

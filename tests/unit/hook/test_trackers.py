@@ -419,7 +419,10 @@ class Kernel:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cells: list[list[str]] = []
-        self.execution_count, self.kernel = 1, object()
+        self.kernel, self.calls = object(), {}
+        self.events = SimpleNamespace(
+            register=self.calls.__setitem__, unregister=lambda name, call: self.calls.pop(name)
+        )
         ipython: Any = ModuleType("IPython")
         ipython.get_ipython = lambda: self
         ipython.display = ModuleType("IPython.display")
@@ -452,16 +455,43 @@ def test_a_notebook_s_verdict_is_redrawn_in_the_cell_that_runs(
     for _ in watch.steps(batches()):
         pass
     assert len(kernel.cells) == 1 and len(kernel.cells[0]) > 1
-    kernel.execution_count = 2
+    kernel.calls["post_run_cell"]("result")
+    kernel.calls["pre_run_cell"]("info")
     watch.close()
+    assert not kernel.calls
     shown = kernel.cells[-1][-1]
     assert "waited for data" in shown and "waiting for data" in shown and "gpuwatch ·" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("in_thread", [True, False], ids=["thread", "callback"])
+def test_what_trains_between_two_cells_is_recorded(monkeypatch: pytest.MonkeyPatch, in_thread: bool) -> None:
+    kernel = Kernel(monkeypatch)
+    watch = gpuwatch.Watch(quiet=True)
+
+    def train() -> None:
+        for _ in watch.steps(range(20)):
+            pass
+
+    train()
+    kernel.calls["post_run_cell"]("result")
+    if in_thread:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    else:
+        train()
+    kernel.calls["pre_run_cell"]("info")
+    train()
+    report = watch.report()
+    watch.close()
+    assert report.steps == 60 and report.phases.get("between cells", 0.0) < 0.5
+
+
 def test_a_terminal_of_ipython_and_a_quiet_watch_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch)
-    gpuwatch.Watch(quiet=True).close()
-    assert trackers.in_notebook()
-    kernel.kernel = None
-    assert not trackers.in_notebook()
+    for quiet in (True, False):
+        with gpuwatch.Watch(quiet=quiet) as watch:
+            for _ in watch.steps([1, 2, 3]):
+                pass
+        kernel.kernel = None
     assert kernel.cells == []

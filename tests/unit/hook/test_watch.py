@@ -6,11 +6,13 @@ import gc
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 from typing import Any
 
 import pytest
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 import gpuwatch
 from gpuwatch import wire
@@ -144,6 +146,21 @@ def test_the_verdict_is_printed_when_the_first_loop_ends_and_at_the_end_but_not_
     assert capsys.readouterr().err.count("gpuwatch · mine · 1.4 s, 200 steps") == 1
     watch.close()
     assert capsys.readouterr().err == ""
+
+
+def test_the_verdict_begins_a_line_below_a_progress_bar_that_is_drawn(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False, run="mine")
+    for _ in tqdm(watch.steps(range(100)), file=sys.stderr):
+        clock.sleep_ms(7)
+    before, _, after = capsys.readouterr().err.partition("gpuwatch · mine")
+    assert before.endswith("it/s]\n"), before
+    assert "100/100" in after.splitlines()[-1]
+    for _ in watch.steps(range(100)):
+        clock.sleep_ms(7)
+    watch.close()
+    assert capsys.readouterr().err.startswith("gpuwatch · mine"), "no bar is drawn: no empty line"
 
 
 def test_a_run_of_one_loop_gets_one_verdict(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,7 +12,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import as_json
 from gpuwatch.tools.reports.comparison import compare
 from gpuwatch.tools.reports.display import energy
-from gpuwatch.tools.reports.gather import gather
+from gpuwatch.tools.reports.gather import gather, last_two
 from gpuwatch.tools.reports.model import RunReport, from_json, when
 from gpuwatch.tools.reports.page import as_html, as_markdown
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, condensed, run, steps
@@ -202,6 +204,41 @@ def test_roots_come_by_what_they_cost_and_consequences_follow_them() -> None:
     found = gather(FakeSource(findings=[info, hanging, FINDING, orphan, long]), "resnet", NOW_S).findings
     assert [each.cause for each in found] == ["eval_share", "input_cpu", "burst_every_n", "stalled", "gpu_saturated"]
     assert [each.root for each in found] == [None, None, "input_cpu", None, None]
+
+
+def test_a_run_is_compared_with_the_one_before_of_its_name() -> None:
+    runs = [run(run=f"resnet-{n}", started_s=START_S + n, last_message_s=START_S + n + 9) for n in range(3)]
+    ranks = [run(run="resnet-2", rank=1, started_s=START_S + 1.5)]
+    source = FakeSource(
+        runs=[runs[1], *ranks, runs[0], run(run="other", name="bert", started_s=START_S + 1.9), runs[2]]
+    )
+    assert last_two(source, "resnet") == ("resnet-1", "resnet-2")
+    assert last_two(source, "resnet-1") == ("resnet-0", "resnet-1")
+    with pytest.raises(ConfigError, match="knows no run before resnet-0 that is called 'resnet'; name"):
+        last_two(source, "resnet-0")
+
+
+def test_what_the_run_concluded_at_its_end_comes_first_in_its_words() -> None:
+    def each(**changes: Any) -> dict[str, Any]:
+        return {**FINDING, **changes}
+
+    short = each(cause="input_cpu", advice="make a batch cheaper", seen_s=START_S + 2)
+    same_alert = each(cause="input_latency", ratio=0.9, seen_s=START_S + 900)
+    vague = each(cause="gpu_saturated", severity="info")
+    other = each(cause="straggler", seen_s=START_S + 900)
+    end = each(cause="worker_killed", ratio=1.0)
+    concluded = {"verdict": {"state": "input", "ratio": 0.4, "sentence": "input-bound: 40%"},
+                 "findings": [each(cause="eval_share", rank=None), each(cause="input_cpu", rank=None)]}  # fmt: skip
+    source = FakeSource(runs=[run(conclusion=concluded)], findings=[short, same_alert, vague, other, end])
+    report = gather(source, "resnet", NOW_S)
+    assert report.verdict.sentence == "input-bound: 40%"
+    assert [each.cause for each in report.findings] == ["worker_killed", "eval_share", "input_cpu", "straggler"]
+    assert report.findings[2].advice == "num_workers 4 → 10" and report.findings[2].active_s == 1.0
+    assert report.findings[1].active_s == 10.0, "of the whole run"
+    two = [run(conclusion=concluded), run(rank=1, states={"compute": 10.0})]
+    assert gather(FakeSource(runs=two), "resnet", NOW_S).verdict.ratio == pytest.approx(0.3), (
+        "rank 0 has not compared them"
+    )
 
 
 def test_a_run_is_found_by_id_by_name_or_as_the_last_one() -> None:
