@@ -7,6 +7,7 @@ that of an edited one does not.
 import hashlib
 import json
 import re
+import ssl
 import urllib.parse
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import niquests
 from grafana_client import GrafanaApi
 from grafana_client.client import GrafanaClientError, GrafanaException, GrafanaTimeoutError
 
@@ -72,21 +72,23 @@ def explained(url: str, action: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Unverified HTTPS.*")  # requested by --insecure
             yield
-    except niquests.exceptions.SSLError as error:
-        raise GrafanaError(
-            f"the certificate of {url} is not trusted ({_innermost(error)}): give --ca FILE with the certificate of its "
-            "authority, or --insecure"
-        ) from error
-    except (GrafanaTimeoutError, niquests.exceptions.Timeout) as error:
+    except GrafanaTimeoutError as error:
         raise GrafanaError(
             f"Grafana at {url} did not answer within {TIMEOUT_S:g} s ({action}): try again, or read its log"
         ) from error
-    except niquests.exceptions.JSONDecodeError as error:
+    except json.JSONDecodeError as error:
         raise GrafanaError(_NOT_GRAFANA.format(url)) from error
-    except niquests.exceptions.RequestException as error:
-        raise GrafanaError(
-            f"nothing answers at {url} ({_innermost(error)}): is the address right, and is Grafana running?"
-        ) from error
+    except OSError as error:  # any other of the client's HTTP library
+        cause: BaseException = error
+        while cause.__cause__ or cause.__context__:
+            cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+        why = " ".join(str(cause).split())[:150] or type(cause).__name__
+        untrusted = (
+            f"the certificate of {url} is not trusted ({why}): give --ca FILE with the certificate of its authority, "
+            "or --insecure"
+        )
+        absent = f"nothing answers at {url} ({why}): is the address right, and is Grafana running?"
+        raise GrafanaError(untrusted if isinstance(cause, ssl.SSLError) else absent) from error
     except GrafanaException as error:
         raise GrafanaError(_refusal(url, action, error)) from error
 
@@ -108,12 +110,6 @@ def _refusal(url: str, action: str, error: GrafanaException) -> str:
     status = error.status_code
     text = _REFUSALS.get(min(status, 500), "Grafana at {url} refused to {action} ({status}: {reason})")
     return text.format(url=url, action=action, status=status, reason=reason)
-
-
-def _innermost(error: BaseException) -> str:
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    return " ".join(str(error).split())[:150] or type(error).__name__
 
 
 def push_folder(api: GrafanaApi, url: str, title: str) -> tuple[str, Pushed]:
