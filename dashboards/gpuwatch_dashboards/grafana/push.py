@@ -166,7 +166,12 @@ def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, for
             raise GrafanaError(
                 f"{what}: Grafana at {url} reads it from files (provisioning): change those, or end the provisioning"
             )
-        last = _last_version(api, url, uid, what)
+        with explained(url, f"read the versions of the {what}"):
+            answer = api.dashboard_versions.get_dashboard_versions_by_uid(uid)
+        versions: list[dict[str, Any]] = (
+            answer["versions"] if isinstance(answer, dict) else answer
+        )  # a list before Grafana 11
+        last = max(versions, key=lambda version: int(version["version"]), default={})
         if last.get("message") == message and meta.get("folderUid", "") == folder:
             return Pushed(what, "unchanged", meta.get("url", ""))
         if not str(last.get("message", "")).startswith(_OURS) and not force:
@@ -180,10 +185,3 @@ def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, for
             {"dashboard": dashboard, "folderUid": folder, "message": message, "overwrite": False}
         )
     return Pushed(what, "created" if existing is None else "updated", saved.get("url", ""))
-
-
-def _last_version(api: GrafanaApi, url: str, uid: str, what: str) -> dict[str, Any]:
-    with explained(url, f"read the versions of the {what}"):
-        answer = api.dashboard_versions.get_dashboard_versions_by_uid(uid)
-    versions = answer["versions"] if isinstance(answer, dict) else answer  # a list before Grafana 11
-    return max(versions, key=lambda version: int(version["version"]), default={})

@@ -1,6 +1,6 @@
 """The parts of top's pages: the list of runs, one run, findings, GPUs and the node, each as lines of text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.style import Style
 from rich.text import Text
@@ -26,7 +26,7 @@ GPU_WIDTHS = {
 """Cells of the columns, by the least width of the screen that they are for; 0 leaves one out."""
 
 
-def _widths(of: dict[int, tuple[int, ...]], width: int) -> tuple[int, ...]:
+def _widths(of: Mapping[int, tuple[int, ...]], width: int) -> tuple[int, ...]:
     return of[max(least for least in of if least <= width)]
 
 

@@ -42,21 +42,27 @@ def page(site: Site) -> None:
 def _choice(firsts: Sequence[Run]) -> list[Run]:
     """Draw the choice of runs; return those chosen, the one to compare with first."""
     by_key = {run.run: run for run in firsts}
+    names: dict[str, str] = {}
+    for run in firsts:
+        length = duration(round(run.watermark_s - run.started_s))
+        names[run.run] = (
+            f"{run.name or run.run} · {STATUS_SIGNS[run.status]} {run.status} · {length} · {run.steps:,} steps"
+        )
     if _CHOICE not in st.session_state:
         asked = [key for key in (st.query_params.get(PARAM) or "").split(",") if key in by_key]
         st.session_state[_CHOICE] = asked or [run.run for run in firsts[1::-1]]
     known = [key for key in st.session_state[_CHOICE] if key in by_key]
     if known != st.session_state[_CHOICE]:
         st.session_state[_CHOICE] = known
-    names = st.multiselect(
+    chosen = st.multiselect(
         "Runs to compare; the first is what the others are compared with",
         list(by_key),
-        format_func=lambda key: label_of(by_key[key]) if key in by_key else key,
+        format_func=lambda key: names.get(key, key),
         key=_CHOICE,
         max_selections=MOST_RUNS,
         on_change=lambda: remember(**{PARAM: ",".join(st.session_state[_CHOICE]) or None}),
     )
-    return [by_key[key] for key in names]
+    return [by_key[key] for key in chosen]
 
 
 ROW_PX = 46
@@ -64,11 +70,6 @@ _TIMES = Scale(1.0, "×")
 _SINCE = (Scale(1 / 3600, " h", 7200), Scale(1 / 60, " min", 120), Scale(1.0, " s", -1))
 _SPEEDS = "Predicted and achieved"
 _STEPS = "Step time over the run"
-
-
-def label_of(run: Run) -> str:
-    sign, length = STATUS_SIGNS[run.status], duration(round(run.watermark_s - run.started_s))
-    return f"{run.name or run.run} · {sign} {run.status} · {length} · {run.steps:,} steps"
 
 
 def speeds_card(base: RunReport, found: Sequence[Comparison]) -> Card:
