@@ -84,7 +84,5 @@ def pass_on(error: BaseException) -> None:
 
 
 def _arguments(frame: FrameType) -> list[Any]:
-    code, given = frame.f_code, frame.f_locals
-    count = code.co_argcount + code.co_kwonlyargcount
-    named = [given.get(name) for name in code.co_varnames[:count]]
-    return [*named, *given.get(code.co_varnames[count], ())] if code.co_flags & inspect.CO_VARARGS else named
+    names, variadic, _, given = inspect.getargvalues(frame)
+    return [*map(given.get, names), *given.get(variadic or "", ())]

@@ -42,7 +42,10 @@ def breaks(call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, 
                 return call(self, *args, **kwargs)
             self.attention = True
         except Exception as error:
-            self._break(error)
+            self._open = self._last = None
+            pass_on(error)
+            self.error = self.error or error
+            self.attention = True
         return None
 
     return guarded
@@ -378,10 +381,3 @@ class DeviceTimeline:
             )
         self.given_up += len(pending)
         self.abandon()
-
-    def _break(self, error: Exception) -> None:
-        """End this timeline by an error of an event call."""
-        self._open = self._last = None
-        pass_on(error)
-        self.error = self.error or error
-        self.attention = True
