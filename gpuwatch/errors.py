@@ -12,8 +12,6 @@ GpuwatchError
 
 import inspect
 import threading
-from types import FrameType
-from typing import Any
 
 
 class GpuwatchError(Exception):
@@ -71,7 +69,9 @@ def raised_by_signal_handler(error: BaseException) -> bool:
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         # Python passes a handler the frame that it interrupts: its caller's. The handler that is set by now may be another one.
-        if any(argument is traceback.tb_frame for argument in _arguments(traceback.tb_next.tb_frame)):
+        names, variadic, _, given = inspect.getargvalues(traceback.tb_next.tb_frame)
+        arguments = [*map(given.get, names), *given.get(variadic or "", ())]
+        if any(argument is traceback.tb_frame for argument in arguments):
             return True
         traceback = traceback.tb_next
     return False
@@ -81,8 +81,3 @@ def pass_on(error: BaseException) -> None:
     """Raise the error again if a signal handler raised it: it is the user's. Otherwise gpuwatch handles it."""
     if raised_by_signal_handler(error):
         raise error
-
-
-def _arguments(frame: FrameType) -> list[Any]:
-    names, variadic, _, given = inspect.getargvalues(frame)
-    return [*map(given.get, names), *given.get(variadic or "", ())]

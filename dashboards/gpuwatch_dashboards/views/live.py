@@ -69,7 +69,12 @@ def page(site: Site) -> None:
     if run is None and not node.gpus:
         st.html(PAGES.no_runs(node) + parts.foot(site, node))
         return
-    window = _choices(here, run, stretch)
+    with st.container(key="choices", horizontal=True, vertical_alignment="center"):
+        if run is not None:
+            parts.run_box(here, run)
+        window = parts.choice("Time range", list(selection.WINDOWS_S), "window", selection.DEFAULT_WINDOW, "window")
+        if stretch is not None:
+            st.button("Back to now", on_click=parts.go_to)
     now_s = float(int(time.time()))
     gpu = next((each.gpu for each in node.gpus or () if each.gpu == params.get("gpu")), None)
     span = selection.span_between(*stretch) if stretch else selection.span_of(run, selection.WINDOWS_S[window], now_s)
@@ -86,17 +91,6 @@ def page(site: Site) -> None:
     _rest(site, shown)
     _more(site, shown)
     st.html(parts.foot(site, node, run))
-
-
-def _choices(runs: Sequence[Run], run: Run | None, stretch: tuple[float, float] | None) -> str:
-    """Draw the choice of run and time; return the name of the window."""
-    with st.container(key="choices", horizontal=True, vertical_alignment="center"):
-        if run is not None:
-            parts.run_box(runs, run)
-        window = parts.choice("Time range", list(selection.WINDOWS_S), "window", selection.DEFAULT_WINDOW, "window")
-        if stretch is not None:
-            st.button("Back to now", on_click=parts.go_to)
-    return window
 
 
 def _top(site: Site, shown: _Shown, now_s: float) -> None:

@@ -180,8 +180,10 @@ class _Run:
             arrivals.append(time.perf_counter())
             if len(self.passes) == 1 and len(arrivals) == 1:
                 self.first_batch_s = arrivals[0] - started
-            if len(arrivals) <= 8 or len(arrivals) % 16 == 0:  # it costs microseconds
-                self._measure_size(batch)
+            is_measured = len(arrivals) <= 8 or len(arrivals) % 16 == 0  # it costs microseconds
+            if is_measured and (size := batches.size_bytes(batch)) is not None:
+                self.batch_bytes = max(self.batch_bytes or 0, size)
+                self.shared_bytes = max(self.shared_bytes or 0, shared_bytes(batch) or 0)
             if self._since is None and len(arrivals) == uncounted:
                 self._since = _Counters()
             if self._enough(arrivals, uncounted):
@@ -189,11 +191,6 @@ class _Run:
                 return True
             del batch  # frees its memory before the next is requested
         return False
-
-    def _measure_size(self, batch: Any) -> None:
-        if (size := batches.size_bytes(batch)) is not None:
-            self.batch_bytes = max(self.batch_bytes or 0, size)
-            self.shared_bytes = max(self.shared_bytes or 0, shared_bytes(batch) or 0)
 
     def _enough(self, arrivals: list[float], uncounted: int) -> bool:
         if arrivals[-1] >= self.deadline:
