@@ -72,25 +72,8 @@ def explained(url: str, action: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Unverified HTTPS.*")  # requested by --insecure
             yield
-    except GrafanaTimeoutError as error:
-        raise GrafanaError(
-            f"Grafana at {url} did not answer within {TIMEOUT_S:g} s ({action}): try again, or read its log"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise GrafanaError(_NOT_GRAFANA.format(url)) from error
-    except OSError as error:  # any other of the client's HTTP library
-        cause: BaseException = error
-        while cause.__cause__ or cause.__context__:
-            cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
-        why = " ".join(str(cause).split())[:150] or type(cause).__name__
-        untrusted = (
-            f"the certificate of {url} is not trusted ({why}): give --ca FILE with the certificate of its authority, "
-            "or --insecure"
-        )
-        absent = f"nothing answers at {url} ({why}): is the address right, and is Grafana running?"
-        raise GrafanaError(untrusted if isinstance(cause, ssl.SSLError) else absent) from error
-    except GrafanaException as error:
-        raise GrafanaError(_refusal(url, action, error)) from error
+    except (GrafanaException, OSError) as error:  # the second are the errors of the client's HTTP library
+        raise GrafanaError(_explanation(url, action, error)) from error
 
 
 _REFUSALS = {
@@ -104,12 +87,25 @@ _REFUSALS = {
 """What an answer of this status means, and what to do."""
 
 
-def _refusal(url: str, action: str, error: GrafanaException) -> str:
-    answer = error.response.get("message") if isinstance(error.response, dict) else error.response
-    reason = " ".join(str(answer or "no reason given").split())[:200]
-    status = error.status_code
-    text = _REFUSALS.get(min(status, 500), "Grafana at {url} refused to {action} ({status}: {reason})")
-    return text.format(url=url, action=action, status=status, reason=reason)
+def _explanation(url: str, action: str, error: GrafanaException | OSError) -> str:
+    """Return what failed, and what to do."""
+    if isinstance(error, GrafanaTimeoutError):
+        return f"Grafana at {url} did not answer within {TIMEOUT_S:g} s ({action}): try again, or read its log"
+    if isinstance(error, GrafanaException):
+        answer = error.response.get("message") if isinstance(error.response, dict) else error.response
+        reason, status = " ".join(str(answer or "no reason given").split())[:200], error.status_code
+        text = _REFUSALS.get(min(status, 500), "Grafana at {url} refused to {action} ({status}: {reason})")
+        return text.format(url=url, action=action, status=status, reason=reason)
+    if isinstance(error, json.JSONDecodeError):
+        return _NOT_GRAFANA.format(url)
+    cause: BaseException = error
+    while cause.__cause__ or cause.__context__:
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    why = " ".join(str(cause).split())[:150] or type(cause).__name__
+    if isinstance(cause, ssl.SSLError):
+        remedy = "give --ca FILE with the certificate of its authority, or --insecure"
+        return f"the certificate of {url} is not trusted ({why}): {remedy}"
+    return f"nothing answers at {url} ({why}): is the address right, and is Grafana running?"
 
 
 def push_folder(api: GrafanaApi, url: str, title: str) -> tuple[str, Pushed]:
