@@ -12,6 +12,8 @@ GpuwatchError
 
 import inspect
 import threading
+from itertools import pairwise
+from traceback import walk_tb
 
 
 class GpuwatchError(Exception):
@@ -66,14 +68,11 @@ def raised_by_signal_handler(error: BaseException) -> bool:
     """Return whether a Python signal handler raised this, so that it only happened to interrupt gpuwatch."""
     if threading.current_thread() is not threading.main_thread():
         return False
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        # Python passes a handler the frame that it interrupts: its caller's. The handler that is set by now may be another one.
-        names, variadic, _, given = inspect.getargvalues(traceback.tb_next.tb_frame)
-        arguments = [*map(given.get, names), *given.get(variadic or "", ())]
-        if any(argument is traceback.tb_frame for argument in arguments):
+    # Python passes a handler the frame that it interrupts: its caller's. The handler that is set by now may be another one.
+    for (caller, _), (called, _) in pairwise(walk_tb(error.__traceback__)):
+        names, variadic, _, given = inspect.getargvalues(called)
+        if any(argument is caller for argument in (*map(given.get, names), *given.get(variadic or "", ()))):
             return True
-        traceback = traceback.tb_next
     return False
 
 

@@ -145,11 +145,10 @@ class JsonServer:
         """Return the answer, decoded and checked. Raises: SourceError."""
         try:
             reply = self._get(f"{path}?{urlencode(params, doseq=True)}" if params else path, timeout_s)
-        except TimeoutError as error:
-            raise SourceError(f"{self.where} did not answer within {timeout_s:g} s", self.url, self._remedy) from error
         except OSError as error:
-            reason = "" if isinstance(error, ConnectionRefusedError) else f" ({why(error)})"
-            raise SourceError(f"{self.where} does not answer{reason}", self.url, self._remedy) from error
+            what = "does not answer" if isinstance(error, ConnectionRefusedError) else f"does not answer ({why(error)})"
+            what = f"did not answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else what
+            raise SourceError(f"{self.where} {what}", self.url, self._remedy) from error
         if reply.status != 200:
             what = f"{self.where} answered {path} with status {reply.status}"
             raise SourceError(what, self.url, reason_of(reply), reply.status)

@@ -50,8 +50,7 @@ class _Shown:
 
     @property
     def key(self) -> Hashable:
-        who = None if self.run is None else selection.key_of(self.run)
-        return who, self.gpu, self.node.host, self.node.gpus is None, self.span
+        return self.scope, self.gpu, self.node.host, self.node.gpus is None, self.span
 
     @property
     def hold_s(self) -> float:
