@@ -67,14 +67,12 @@ class Once:
         with entry.lock:
             begin_s = time.monotonic()
             if begin_s >= entry.until_s:
-                entry.value, entry.error = None, None
                 try:
-                    entry.value = make()
+                    entry.value, entry.error = make(), None
+                    held_s = max(hold_s, factor * (time.monotonic() - begin_s))
                 except Exception as error:
-                    entry.error = error
-                end_s = time.monotonic()
-                held_s = HOLD_S if entry.error is not None else max(hold_s, factor * (end_s - begin_s))
-                entry.until_s = end_s + held_s
+                    entry.value, entry.error, held_s = None, error, HOLD_S
+                entry.until_s = time.monotonic() + held_s
             if entry.error is not None:
                 # without the frames of an earlier caller: they would pile up on it
                 raise entry.error.with_traceback(None)
