@@ -19,7 +19,7 @@ from gpuwatch_dashboards.panels.panel import title_of
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
 from gpuwatch_dashboards.selection import worst_of
-from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources import SharedSource
 
 PAGES = macros("pages.html")  # the macros of templates/pages.html: functions that return HTML with every value escaped
 HEIGHT_PX = 150
@@ -42,7 +42,7 @@ class Card:
     """From when to when the chart goes, in Unix seconds, when a click on it zooms in."""
 
 
-def read_panels(source: Source, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
+def read_panels(source: SharedSource, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
     """Return each panel that has a live reading with the lines of its curves. One request for all. Raises SourceError."""
     live = [panel for panel in panels if panel.is_live]
     answers = iter(source.evaluate([curve.query for panel in live for curve in panel.curves], scope, span))

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.tools.reports.model import RunReport
@@ -17,24 +17,6 @@ HOLD_S = 1.0
 STEPS_HOLD_S, REPORT_HOLD_S, ENDED_HOLD_S = 5.0, 15.0, 300.0
 HOLD_FACTOR = 10.0
 """Reading a million steps takes an agent a second or two: an answer is kept for ten times as long as it took."""
-
-
-class Source(Protocol):
-    """A source of numbers. Every method raises SourceError when it does not answer, or not as expected."""
-
-    label: str  # for people: "agent at http://127.0.0.1:9478"
-
-    def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
-        """Return the known runs, the most recently active first.
-
-        Prometheus: those of the node, `run` among them. An agent, with `kept`: also ended runs that only its history has.
-        """
-
-    def node(self, run: Run | None, node: str | None = None) -> Node:
-        """Return what is known of the named node, else of the run's; an agent knows only its own."""
-
-    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
-        """Return the lines of each query, in the queries' order; none where nothing was measured."""
 
 
 @dataclass
@@ -81,22 +63,30 @@ class Once:
 
 
 class SharedSource:
-    """A Source that caches another one: all viewers share one request per second, and slow answers are kept longer.
+    """An agent or a Prometheus for all viewers: they share one request per second, and slow answers are kept longer.
 
-    What only agents keep (steps, past findings, reports) the agent of the run's node is asked for.
+    What only agents keep (steps, past findings, reports) the agent of the run's node is asked for. Every method raises
+    SourceError when the source does not answer, or not as expected.
     """
 
     def __init__(self, source: AgentSource | PrometheusSource) -> None:
-        self._source, self._once, self.label = source, Once(), source.label
+        self._source, self._once = source, Once()
+        self.label = source.label  # for people: "agent at http://127.0.0.1:9478"
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
+        """Return the known runs, the most recently active first.
+
+        Prometheus: those of the node, `run` among them. An agent, with `kept`: also ended runs that only its history has.
+        """
         return self._once.get(("runs", node, run, kept), lambda: self._source.runs(node, run, kept))
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
+        """Return what is known of the named node, else of the run's; an agent knows only its own."""
         key = ("node", None if run is None else _key(run), node)
         return self._once.get(key, lambda: self._source.node(run, node))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
+        """Return the lines of each query, in the queries' order; none where nothing was measured."""
         key = ("evaluate", tuple(queries), scope, span)
         return self._once.get(key, lambda: self._source.evaluate(queries, scope, span))
 

@@ -14,7 +14,8 @@ from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.panels.gpu import GPU_STATES
 from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span
 from gpuwatch_dashboards.selection import in_order, key_of, select
-from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 SPAN_S, POINTS = 300.0, 100
 RECENT_S = 60.0
@@ -104,7 +105,7 @@ class Facts:
 
 
 class Reader:
-    def __init__(self, source: Source, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, source: AgentSource | PrometheusSource, now: Callable[[], float] = time.time) -> None:
         self._source, self._now = source, now
         self._series = Sampled()
 

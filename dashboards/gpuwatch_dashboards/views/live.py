@@ -13,7 +13,7 @@ from gpuwatch_dashboards.panels.gpu import GPU_STATES
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, read_panels
-from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources import SharedSource
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
 
@@ -109,7 +109,7 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
         parts.box("ranks", PAGES.panel_head("Ranks", "Which rank loses most, and do the others wait for it?") + ranks)
 
 
-def _ledger(source: Source, shown: _Shown) -> Card:
+def _ledger(source: SharedSource, shown: _Shown) -> Card:
     """Return where a run's time goes: the one chart that is drawn before all others. Raises SourceError."""
     [(panel, values)] = read_panels(source, [TOP], shown.scope, shown.span)
     return card(panel, values, shown.span, TOP_HEIGHT_PX, zoom=True)
