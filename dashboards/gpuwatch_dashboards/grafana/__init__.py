@@ -21,11 +21,6 @@ PACKAGED = Path(__file__).parent / "json"
 _JOB = 'job=\\"{}\\"'
 
 
-def runbook_url(page: str) -> str:
-    """Return the default URL of an alert's runbook; of `causes` that of the list of causes."""
-    return f"{RUNBOOKS}/../concepts/causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
-
-
 def load(config: Config | None = None) -> dict[str, dict[str, Any]]:
     """Return the dashboards by file name, for a site's settings. Raises ConfigError for an installation without them."""
     own = config or Config()
