@@ -9,6 +9,7 @@ An error of an event call ends the timeline, and the recorder goes on by the hos
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from itertools import islice, zip_longest
@@ -318,14 +319,7 @@ class DeviceTimeline:
         pending, ready = self._pending, self._events.ready
         if self._is_reached or ready(pending[-1].end):
             return len(pending)
-        finished, unfinished = self._known, len(pending) - 1
-        while finished < unfinished:
-            middle = (finished + unfinished) // 2
-            if ready(pending[middle].end):
-                finished = middle + 1
-            else:
-                unfinished = middle
-        return finished
+        return bisect_left(pending, True, self._known, len(pending) - 1, key=lambda piece: not ready(piece.end))
 
     def interrupt(self) -> None:
         """Something else than the next step follows: the time until then is no gap."""
