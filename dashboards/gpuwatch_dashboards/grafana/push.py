@@ -164,10 +164,8 @@ def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, for
             )
         with explained(url, f"read the versions of the {what}"):
             answer = api.dashboard_versions.get_dashboard_versions_by_uid(uid)
-        versions: list[dict[str, Any]] = (
-            answer["versions"] if isinstance(answer, dict) else answer
-        )  # a list before Grafana 11
-        last = max(versions, key=lambda version: int(version["version"]), default={})
+        versions = answer["versions"] if isinstance(answer, dict) else answer  # a list before Grafana 11
+        last: dict[str, Any] = max(versions, key=lambda version: int(version["version"]), default={})
         if last.get("message") == message and meta.get("folderUid", "") == folder:
             return Pushed(what, "unchanged", meta.get("url", ""))
         if not str(last.get("message", "")).startswith(_OURS) and not force:

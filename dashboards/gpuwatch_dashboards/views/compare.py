@@ -44,10 +44,8 @@ def _choice(firsts: Sequence[Run]) -> list[Run]:
     by_key = {run.run: run for run in firsts}
     names: dict[str, str] = {}
     for run in firsts:
-        length = duration(round(run.watermark_s - run.started_s))
-        names[run.run] = (
-            f"{run.name or run.run} · {STATUS_SIGNS[run.status]} {run.status} · {length} · {run.steps:,} steps"
-        )
+        sign, length = STATUS_SIGNS[run.status], duration(round(run.watermark_s - run.started_s))
+        names[run.run] = f"{run.name or run.run} · {sign} {run.status} · {length} · {run.steps:,} steps"
     if _CHOICE not in st.session_state:
         asked = [key for key in (st.query_params.get(PARAM) or "").split(",") if key in by_key]
         st.session_state[_CHOICE] = asked or [run.run for run in firsts[1::-1]]
