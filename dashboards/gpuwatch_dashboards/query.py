@@ -120,6 +120,8 @@ class Line:
 
     def merged(self, other: Line, both: np.ufunc) -> Line:
         """Return `both` (np.add, np.maximum) of the values; where only one is known, that one."""
+        if np.array_equal(self.times_s, other.times_s):  # as a rule: in a quarter of the time
+            return Line(self.times_s, both(self.values, other.values))
         times_s = np.concatenate((self.times_s, other.times_s))
         order = np.argsort(times_s, kind="stable")
         first = np.flatnonzero(np.diff(times_s[order], prepend=-np.inf))  # of each time
