@@ -27,7 +27,7 @@ GPU_WIDTHS = {
 
 
 def _widths(of: Mapping[int, tuple[int, ...]], width: int) -> tuple[int, ...]:
-    return of[max(least for least in of if least <= width)]
+    return of[max((least for least in of if least <= width), default=0)]
 
 
 def title_of(run: Run) -> str:

@@ -65,7 +65,7 @@ def _choice(firsts: Sequence[Run]) -> list[Run]:
 
 ROW_PX = 46
 _TIMES = Scale(1.0, "×")
-_SINCE = (Scale(1 / 3600, " h", 7200), Scale(1 / 60, " min", 120), Scale(1.0, " s", -1))
+_SINCE = (Scale(1 / 3600, " h", 7200), Scale(1 / 60, " min", 120), Scale(1.0, " s", float("-inf")))
 _SPEEDS = "Predicted and achieved"
 _STEPS = "Step time over the run"
 
