@@ -4,13 +4,12 @@ for batch in gpuwatch.watch(loader):    # one line; a verdict is printed when th
     ...
 """
 
-__version__ = "0.1.0"
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, NoData, ProtocolError
 from gpuwatch.hook.watch import Watch, watch
+from gpuwatch.version import __version__
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report

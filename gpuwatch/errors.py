@@ -14,8 +14,8 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from itertools import pairwise
+from traceback import walk_tb
 
 
 class GpuwatchError(Exception):
@@ -80,12 +80,11 @@ def raised_by_signal_handler(error: BaseException) -> bool:
     """Return whether a Python signal handler raised this, so that it only happened to interrupt gpuwatch."""
     if threading.current_thread() is not threading.main_thread():
         return False
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        # Python passes a handler the frame that it interrupts: its caller's. The handler that is set by now may be another one.
-        if any(argument is traceback.tb_frame for argument in _arguments(traceback.tb_next.tb_frame)):
+    # Python passes a handler the frame that it interrupts: its caller's. The handler that is set by now may be another one.
+    for (caller, _), (called, _) in pairwise(walk_tb(error.__traceback__)):
+        names, variadic, _, given = inspect.getargvalues(called)
+        if any(argument is caller for argument in (*map(given.get, names), *given.get(variadic or "", ()))):
             return True
-        traceback = traceback.tb_next
     return False
 
 
@@ -93,10 +92,3 @@ def pass_on(error: BaseException) -> None:
     """Raise the error again if a signal handler raised it: it is the user's. Otherwise gpuwatch handles it."""
     if raised_by_signal_handler(error):
         raise error
-
-
-def _arguments(frame: FrameType) -> list[Any]:
-    code, given = frame.f_code, frame.f_locals
-    count = code.co_argcount + code.co_kwonlyargcount
-    named = [given.get(name) for name in code.co_varnames[:count]]
-    return [*named, *given.get(code.co_varnames[count], ())] if code.co_flags & inspect.CO_VARARGS else named

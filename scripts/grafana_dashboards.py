@@ -16,8 +16,9 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Property
 
+from gpuwatch.alerting.render import RUNBOOKS
 from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, UNITS, VERMILLION, Look
-from gpuwatch_dashboards.grafana import CHECKOUT, DATASOURCE, runbook_url, text
+from gpuwatch_dashboards.grafana import CHECKOUT, DATASOURCE, text
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Curve, Severity, title_of
 from gpuwatch_dashboards.query import Scope, render
@@ -33,6 +34,13 @@ TABLE_POINTS = 200
 OF_NODE = Scope(instance="$instance", gpu="$gpu")
 OF_RUN = replace(OF_NODE, run="$run", rank="$rank")
 DECIMALS: Mapping[str, int] = {"hours": 1, "money": 2, "money/h": 2}
+
+
+def runbook_url(page: str) -> str:
+    """Return the default URL of an alert's runbook; of `causes` that of the list of causes."""
+    return f"{RUNBOOKS}/../concepts/causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
+
+
 COLOURS: Mapping[Severity, str] = {"warning": ORANGE, "critical": VERMILLION}
 _LOOKS: Mapping[str, Mapping[str, Look]] = {
     **LOOKS,

@@ -120,12 +120,12 @@ class Line:
 
     def merged(self, other: Line, both: np.ufunc) -> Line:
         """Return `both` (np.add, np.maximum) of the values; where only one is known, that one."""
-        if np.array_equal(self.times_s, other.times_s):
+        if np.array_equal(self.times_s, other.times_s):  # as a rule: in a quarter of the time
             return Line(self.times_s, both(self.values, other.values))
-        known = dict(zip(self.times_s.tolist(), self.values.tolist(), strict=True))
-        for time_s, value in zip(other.times_s.tolist(), other.values.tolist(), strict=True):
-            known[time_s] = float(both(known[time_s], value)) if time_s in known else value
-        return Line.of(tuple(sorted(known.items())))
+        times_s = np.concatenate((self.times_s, other.times_s))
+        order = np.argsort(times_s, kind="stable")
+        first = np.flatnonzero(np.diff(times_s[order], prepend=-np.inf))  # of each time
+        return Line(times_s[order][first], both.reduceat(np.concatenate((self.values, other.values))[order], first))
 
     def over(self, divisor: Line) -> Line:
         """Return the quotient where both are known and the divisor is above 0."""

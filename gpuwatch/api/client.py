@@ -36,6 +36,7 @@ class Reply:
     retry_after: str | None = None  # What its header Retry-After says.
 
 
+Token = Callable[[], str | None]  # the token to send; None: none
 Get = Callable[[str, float], Reply]  # the reply to a GET of a path within so many seconds. Raises: OSError.
 
 
@@ -45,7 +46,7 @@ class Http:
     The URL may have a user and a password. A private CA is named by SSL_CERT_FILE, a certificate of the client by GPUWATCH_CLIENT_CERT.
     """
 
-    def __init__(self, url: str, token: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(self, url: str, token: Token = lambda: None) -> None:
         self._url = url.rstrip("/")
         self._token = token
         self._pool: Any = None
@@ -112,7 +113,7 @@ def without_password(url: str) -> str:
     return re.sub(r"(?<=://)[^/]*@", "", url)
 
 
-def fetch(url: str, timeout_s: float = TIMEOUT_S / 3, token: Callable[[], str | None] = lambda: None) -> Reply:
+def fetch(url: str, timeout_s: float = TIMEOUT_S / 3, token: Token = lambda: None) -> Reply:
     """Return the reply of one URL. Raises: OSError when there is none."""
     base, mark, query = url.partition("?")
     server = Http(base, token)
@@ -130,14 +131,11 @@ def why(error: OSError) -> str:
 class JsonServer:
     """A server of JSON. `name` is its name in messages, `remedy` what to do when it is down; tests give `get`."""
 
-    token: Callable[[], str | None] = staticmethod(lambda: None)
-
-    def __init__(self, url: str, name: str, remedy: str, get: Get | None = None) -> None:
+    def __init__(self, url: str, name: str, remedy: str, get: Get | None = None, token: Token = lambda: None) -> None:
         self.url = without_password(url.rstrip("/"))
         self.where = f"{name} at {self.url}"
         self._remedy = remedy
-        self._http = Http(url, self.token)
-        self._get = get or self._http.get
+        self._get = get or Http(url, token).get
 
     def ask(
         self, path: str, answer: type[Answer], params: Params | None = None, timeout_s: float = TIMEOUT_S
@@ -145,11 +143,10 @@ class JsonServer:
         """Return the answer, decoded and checked. Raises: SourceError."""
         try:
             reply = self._get(f"{path}?{urlencode(params, doseq=True)}" if params else path, timeout_s)
-        except TimeoutError as error:
-            raise SourceError(f"{self.where} did not answer within {timeout_s:g} s", self.url, self._remedy) from error
         except OSError as error:
-            reason = "" if isinstance(error, ConnectionRefusedError) else f" ({why(error)})"
-            raise SourceError(f"{self.where} does not answer{reason}", self.url, self._remedy) from error
+            what = "does not answer" if isinstance(error, ConnectionRefusedError) else f"does not answer ({why(error)})"
+            what = f"did not answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else what
+            raise SourceError(f"{self.where} {what}", self.url, self._remedy) from error
         if reply.status != 200:
             what = f"{self.where} answered {path} with status {reply.status}"
             raise SourceError(what, self.url, reason_of(reply), reply.status)
@@ -213,10 +210,8 @@ AGENT_REMEDY = "start it with `gpuwatch up` or `gpuwatch agent`"
 class Client(JsonServer):
     """A node's agent. Every method raises SourceError when it does not answer, or not as expected."""
 
-    token = staticmethod(api_token)
-
     def __init__(self, url: str, remedy: str = AGENT_REMEDY, get: Get | None = None) -> None:
-        super().__init__(url, "the agent", remedy, get)
+        super().__init__(url, "the agent", remedy, get, api_token)
 
     def status(self) -> api.Status:
         return self.ask("/api/v1/status", api.Status)

@@ -3,7 +3,6 @@ import shutil
 import socket
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,10 +30,21 @@ def doctor(
     """
     from gpuwatch.tools.doctor import examine, outcome
     from gpuwatch.tools.doctor.machine import this_machine
+    from gpuwatch.tools.doctor.software import is_address, is_url
 
-    url = _url(agent, "--agent") if agent is not None else _default_agent()
-    prometheus_url = _url(prometheus, "--prometheus") if prometheus is not None else None
-    checks = examine(this_machine(url, agent is not None, prometheus_url, history or _default_history()))
+    for option, url in (("--agent", agent), ("--prometheus", prometheus)):
+        if url is not None and not is_url(url):
+            raise ConfigError(f"{option} {url}: give a URL such as http://127.0.0.1:9478")
+    # An agent that is started in this environment. A GPUWATCH_HTTP that cannot be used is a finding itself.
+    address = os.environ.get("GPUWATCH_HTTP", "").strip()
+    at, _, port = address.rpartition(":")
+    own = f"http://{'127.0.0.1' if at in ('0.0.0.0', '[::]', '::') else at}:{port}" if is_address(address) else AGENT
+    if history is None and find_spec("uvicorn") is not None:
+        from gpuwatch_agent.history.file import default_history
+
+        history = default_history()
+    page = prometheus.rstrip("/") if prometheus is not None else None
+    checks = examine(this_machine((agent or own).rstrip("/"), agent is not None, page, history))
     host = socket.gethostname()
     title = f"gpuwatch doctor · {host} · gpuwatch {__version__}"
     if json:
@@ -44,31 +54,3 @@ def doctor(
         typer.echo(outcome.as_text(checks, title, columns))
     if any(check.status == "problem" for check in checks):
         raise typer.Exit(1)
-
-
-def _url(value: str, option: str) -> str:
-    from gpuwatch.tools.doctor.software import is_url
-
-    if not is_url(value):
-        raise ConfigError(f"{option} {value}: give a URL such as http://127.0.0.1:9478")
-    return value.rstrip("/")
-
-
-def _default_agent() -> str:
-    """Return where an agent started in this environment serves. A GPUWATCH_HTTP that cannot be used is a finding itself."""
-    from gpuwatch.tools.doctor.software import is_address
-
-    address = os.environ.get("GPUWATCH_HTTP", "").strip()
-    if not is_address(address):
-        return AGENT
-    host, _, port = address.rpartition(":")
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '[::]', '::') else host}:{port}"
-
-
-def _default_history() -> Path | None:
-    """Return where an agent of this user keeps its history; None where the agent's extra is not installed."""
-    if find_spec("uvicorn") is None:
-        return None
-    from gpuwatch_agent.history.file import default_history
-
-    return default_history()

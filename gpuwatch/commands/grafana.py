@@ -1,3 +1,4 @@
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urljoin, urlsplit
@@ -36,16 +37,13 @@ def push(
     from gpuwatch_dashboards.grafana import load
     from gpuwatch_dashboards.grafana import push as pushing
 
-    def report(pushed: pushing.Pushed) -> None:
-        link = f"  {_link(url, pushed.url)}" if pushed.url else ""
-        typer.echo(f"{pushed.outcome:<9} {pushed.what}{link}")
-
     dashboards = load(settings_of(config, runbooks))
     api = pushing.connect(url, token, ca, insecure)
     uid, made = pushing.push_folder(api, url, folder)
-    report(made)
-    for pushed in pushing.push_dashboards(api, url, dashboards, uid, datasource=datasource, force=force):
-        report(pushed)
+    pushing_each = pushing.push_dashboards(api, url, dashboards, uid, datasource=datasource, force=force)
+    for pushed in chain([made], pushing_each):
+        link = f"  {_link(url, pushed.url)}" if pushed.url else ""
+        typer.echo(f"{pushed.outcome:<9} {pushed.what}{link}")
 
 
 @grafana.command()

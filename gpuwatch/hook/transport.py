@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import asdict
 
-from gpuwatch import __version__, wire
+from gpuwatch import wire
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook.account import Accounts, device
 from gpuwatch.hook.identity import Identity
 from gpuwatch.ledger.step_records import StepRecord
+from gpuwatch.version import __version__
 from gpuwatch.wire import endpoint
 
 if TYPE_CHECKING:

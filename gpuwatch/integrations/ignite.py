@@ -6,6 +6,7 @@ A step is one iteration of that engine. Another engine that runs inside its run,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -36,12 +37,14 @@ class GpuWatchHandler:
         self._attached.wrap(
             engine, "run", lambda original, *args, **kwargs: self.measure(engine, original, *args, **kwargs)
         )
-        self._handlers += [
-            engine.add_event_handler(_engine.Events.STARTED, self._started),
-            engine.add_event_handler(_engine.Events.GET_BATCH_STARTED, lambda: self._time_fetches(engine)),
-            engine.add_event_handler(_engine.Events.ITERATION_STARTED, self._trains),
-            engine.add_event_handler(_engine.Events.EPOCH_COMPLETED, self._epoch_ended),
-        ]
+        events = _engine.Events
+        for event, note in (
+            (events.STARTED, lambda training: training.count_from(lambda: engine.state.iteration)),
+            (events.GET_BATCH_STARTED, lambda training: self._time_fetches(training, engine)),
+            (events.ITERATION_STARTED, lambda training: training.fetched([engine.state.batch])),
+            (events.EPOCH_COMPLETED, Training.end_step),
+        ):
+            self._handlers.append(engine.add_event_handler(event, self._note, note))
         return self
 
     __call__ = attach
@@ -80,30 +83,24 @@ class GpuWatchHandler:
         def make_iterator(original: Any, *args: Any, **kwargs: Any) -> Any:
             with training.data:
                 made = original(*args, **kwargs)
-            self._time_fetches(trainer)
+            self._time_fetches(training, trainer)
             return made
 
         training.patches.wrap(_engine.Engine, "run", run)
         training.wrap_phase(_handlers.Checkpoint, "__call__", "checkpoint")
         training.patches.wrap(trainer, "_setup_dataloader_iter", make_iterator)
 
-    def _time_fetches(self, engine: Any) -> None:
+    def _note(self, note: Callable[[Training], None]) -> None:
+        """Call `note` with the training that runs, if one does."""
+        if self._training is not None:
+            note(self._training)
+
+    @staticmethod
+    def _time_fetches(training: Training, engine: Any) -> None:
         """Measure the engine's waits where they happen. Private to Ignite, unchanged from 0.4 to 0.5."""
         iterator = getattr(engine, "_dataloader_iter", None)
-        if self._training is not None and iterator is not None and not isinstance(iterator, TimedIterator):
-            engine._dataloader_iter = TimedIterator(self._training, iterator)
-
-    def _started(self, engine: Any) -> None:
-        if self._training is not None:
-            self._training.count_from(lambda: engine.state.iteration)
-
-    def _trains(self, engine: Any) -> None:
-        if self._training is not None:
-            self._training.fetched([engine.state.batch])
-
-    def _epoch_ended(self) -> None:
-        if self._training is not None:
-            self._training.end_step()
+        if iterator is not None and not isinstance(iterator, TimedIterator):
+            engine._dataloader_iter = TimedIterator(training, iterator)
 
 
 GpuWatchCallback = GpuWatchHandler

@@ -19,10 +19,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 def _base() -> Any:
     """Return the Callback class of the package that is in use, else of one that is installed."""
-    for name in _PACKAGES:
-        if (module := sys.modules.get(name)) is not None:
-            return module.Callback
-    for name in _PACKAGES:
+    for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
         if find_spec(name.partition(".")[0]) is not None:
             return import_module(name).Callback
     raise MissingFramework("lightning", "lightning")

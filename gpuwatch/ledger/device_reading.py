@@ -93,7 +93,7 @@ class PieceReader:
         total_ns = min(total_ns, end_ns - reached_ns)
         if most_lag_ns is not None and not is_estimated:
             self._sample_lag(end_ns - piece.end_ns)
-        late_ns = 0
+        transfer_ns = late_ns = 0
         if piece.copies:
             copies = [max(0, elapsed(begin, end)) for begin, end in piece.copies]
             if not piece.follows and piece.launching_ns:  # an idle device waited for the host to launch them
@@ -104,8 +104,6 @@ class PieceReader:
                 for (_, end), took_ns in late:  # as far as they ran before the host's end
                     after_ns = end_ns - max(0, elapsed(end, piece.end)) - piece.end_ns
                     late_ns += max(0, took_ns - max(0, after_ns))
-        else:
-            transfer_ns = 0
         if piece.detailed and piece.copied:
             self._copied += 1
             self._transfer_ns += max(0.125, 1 / self._copied) * (transfer_ns - self._transfer_ns)
@@ -220,8 +218,7 @@ class PieceReader:
                 from_ns = reached_ns - events.elapsed_ns(begin, piece.batch)
                 felt_ns += max(0, min(until_ns, reached_ns) - max(from_ns, before_ns + felt_ns))
             if is_done:
-                events.release(begin)
-                events.release(end)
+                self.drop([(begin, end)])
             else:
                 self._unfinished_asides = [*self._unfinished_asides, (begin, end)][-MOST_COPIES:]
         return felt_ns

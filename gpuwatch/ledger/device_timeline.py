@@ -9,6 +9,7 @@ An error of an event call ends the timeline, and the recorder goes on by the hos
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from itertools import islice, zip_longest
@@ -42,7 +43,10 @@ def breaks(call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, 
                 return call(self, *args, **kwargs)
             self.attention = True
         except Exception as error:
-            self._break(error)
+            self._open = self._last = None
+            pass_on(error)
+            self.error = self.error or error
+            self.attention = True
         return None
 
     return guarded
@@ -315,14 +319,7 @@ class DeviceTimeline:
         pending, ready = self._pending, self._events.ready
         if self._is_reached or ready(pending[-1].end):
             return len(pending)
-        finished, unfinished = self._known, len(pending) - 1
-        while finished < unfinished:
-            middle = (finished + unfinished) // 2
-            if ready(pending[middle].end):
-                finished = middle + 1
-            else:
-                unfinished = middle
-        return finished
+        return bisect_left(pending, True, self._known, len(pending) - 1, key=lambda piece: not ready(piece.end))
 
     def interrupt(self) -> None:
         """Something else than the next step follows: the time until then is no gap."""
@@ -378,10 +375,3 @@ class DeviceTimeline:
             )
         self.given_up += len(pending)
         self.abandon()
-
-    def _break(self, error: Exception) -> None:
-        """End this timeline by an error of an event call."""
-        self._open = self._last = None
-        pass_on(error)
-        self.error = self.error or error
-        self.attention = True

@@ -72,11 +72,6 @@ class Carry(msgspec.Struct):
         self.total_ns += end - begin
 
 
-class Level(msgspec.Struct):
-    name: str | None
-    carry: Carry
-
-
 class StepCounts(Counters):
     """The counters of all training steps, and the last steps' times. Overhead and fetches are counted elsewhere."""
 

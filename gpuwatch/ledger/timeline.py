@@ -8,7 +8,7 @@ from typing import Any
 from gpuwatch.ledger import states
 from gpuwatch.ledger.device_booking import DeviceBooking
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SPAN, STEP, TOKENS, UNVERIFIED
-from gpuwatch.ledger.step_records import Carry, Level, StepCounts, StepRecord
+from gpuwatch.ledger.step_records import Carry, StepCounts, StepRecord
 
 STALL_FLOOR_NS = 30_000_000_000
 STILL_NS = 10_000_000_000
@@ -28,7 +28,9 @@ class Timeline:
         self.entries: list[tuple[Any, ...]] = []
         self._at = 0  # how many of `entries` are booked
         self._made: list[StepRecord] = []
-        self._levels: list[Level] = []
+        self._levels: list[
+            tuple[str | None, Carry]
+        ] = []  # open phases and nested loops (None), with the steps around them
         self._carry = Carry()
         # Entries from the oldest piece on that the device has not finished: they are booked once its times are known.
         self._held: deque[tuple[Any, ...]] = deque()
@@ -130,7 +132,7 @@ class Timeline:
         if not self._held:
             return [], self._between_state
         parts: list[tuple[str, int]] = []
-        names = [level.name for level in self._levels]
+        names = [name for name, _ in self._levels]
         state = _state_in(names)
         for kind, *entry in self._held:
             if kind in (ENTER, EXIT):
@@ -188,7 +190,7 @@ class Timeline:
 
     @property
     def open_phase(self) -> str | None:
-        return next((level.name for level in reversed(self._levels) if level.name is not None), None)
+        return next((name for name, _ in reversed(self._levels) if name is not None), None)
 
     @property
     def _phase_state(self) -> str | None:
@@ -212,7 +214,7 @@ class Timeline:
         self._on_device.interrupted(states.COMPUTE)
         if name == states.CHECKPOINT and self.counts.steps != self._saved_at:  # else one more file of that save
             self.counts.saves, self._saved_at = self.counts.saves + 1, self.counts.steps
-        self._levels.append(Level(name, self._carry))
+        self._levels.append((name, self._carry))
         self._carry = Carry()
         self.last_progress_ns = at_ns
 
@@ -221,7 +223,7 @@ class Timeline:
         self._on_device.interrupted(self._phase_state or states.COMPUTE)
         if not self._levels:  # what entered it was lost to a signal handler's exception
             return
-        self._carry = self._levels.pop().carry
+        _, self._carry = self._levels.pop()
         self.last_progress_ns = at_ns
 
     def _book_piece(self, entry: tuple[Any, ...]) -> StepRecord | None:

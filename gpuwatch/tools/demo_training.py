@@ -89,16 +89,15 @@ def _decoded(index: int) -> Any:
     return ((image - image.mean()) / (image.std() + 1e-6))[0], index % 10
 
 
-def _slow_start(worker: int) -> None:
-    time.sleep(1.5)  # opening an archive, reading its index
-
-
 def train_epoch_start(training: Training) -> None:
     """Short passes over ready-made images, each of which starts new workers."""
     import torch
 
     image = torch.rand(3, 128, 128)
-    loader = _loader(640, lambda index: (image, index % 10), num_workers=2, worker_init_fn=_slow_start)
+    # A worker opens an archive, and reads its index.
+    loader = _loader(
+        640, lambda index: (image, index % 10), num_workers=2, worker_init_fn=lambda worker: time.sleep(1.5)
+    )
     while not training.over():
         training.run(loader)
 

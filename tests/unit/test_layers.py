@@ -164,8 +164,7 @@ def _modules(path: Path, types: bool) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            # What a package only passes on is its module's: `__version__` is set before `gpuwatch` imports anything.
-            found |= names & MODULES.keys() or ({node.module} if node.names[0].name != "__version__" else set())
+            found |= names & MODULES.keys() or {node.module}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module":

@@ -18,12 +18,7 @@ DATASOURCE = "gpuwatch-prometheus"
 """Uid of the provisioned data source, and the default of the dashboards' data source variable."""
 CHECKOUT = Path(__file__).parents[2] / "grafana"
 PACKAGED = Path(__file__).parent / "json"
-_JOB = 'job=\\"gpuwatch\\"'
-
-
-def runbook_url(page: str) -> str:
-    """Return the default URL of an alert's runbook; of `causes` that of the list of causes."""
-    return f"{RUNBOOKS}/../concepts/causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
+_JOB = 'job=\\"{}\\"'
 
 
 def load(config: Config | None = None) -> dict[str, dict[str, Any]]:
@@ -33,9 +28,15 @@ def load(config: Config | None = None) -> dict[str, dict[str, Any]]:
     paths = sorted(PACKAGED.glob("gpuwatch-*.json")) or sorted(CHECKOUT.glob("gpuwatch-*.json"))
     if not paths:
         raise ConfigError(f"{PACKAGED}: the dashboards are missing; install gpuwatch-training again")
+    # Names of recorded series contain the site's windows.
+    replaced = list(zip(_recorded(Config()), _recorded(own), strict=True))
+    replaced += [(_JOB.format("gpuwatch"), _JOB.format(own.alerts.job)), ("USD", own.prices.currency)]
+    replaced += [(f"{RUNBOOKS}/", f"{own.alerts.runbooks.rstrip('/')}/")]
     for path in paths:
-        content = _fitted(path.read_text(encoding="utf-8"), own)
-        dashboard = json.loads(content.replace(f"{RUNBOOKS}/", f"{own.alerts.runbooks.rstrip('/')}/"))
+        content = path.read_text(encoding="utf-8")
+        for default, value in replaced:
+            content = content.replace(default, value)
+        dashboard = json.loads(content)
         if own.thresholds != Thresholds():
             _set_thresholds(dashboard, own.thresholds)
         found[path.name] = dashboard
@@ -58,14 +59,6 @@ def _set_thresholds(dashboard: dict[str, Any], thresholds: Thresholds) -> None:
             steps = drawn["fieldConfig"]["defaults"]["thresholds"]["steps"][1:]
             for step, (value, _) in zip(steps, panel.thresholds(thresholds), strict=True):
                 step["value"] = value
-
-
-def _fitted(content: str, config: Config) -> str:
-    """Return a file with the site's names of recorded series (which contain the windows), scrape job and currency."""
-    for default, own in zip(_recorded(Config()), _recorded(config), strict=True):
-        content = content.replace(default, own)
-    content = content.replace(_JOB, f'job=\\"{config.alerts.job}\\"')
-    return content.replace("USD", config.prices.currency)
 
 
 def _recorded(config: Config) -> list[str]:

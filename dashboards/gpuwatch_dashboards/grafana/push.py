@@ -7,6 +7,7 @@ that of an edited one does not.
 import hashlib
 import json
 import re
+import ssl
 import urllib.parse
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import niquests
 from grafana_client import GrafanaApi
 from grafana_client.client import GrafanaClientError, GrafanaException, GrafanaTimeoutError
 
@@ -72,23 +72,8 @@ def explained(url: str, action: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Unverified HTTPS.*")  # requested by --insecure
             yield
-    except niquests.exceptions.SSLError as error:
-        raise GrafanaError(
-            f"the certificate of {url} is not trusted ({_innermost(error)}): give --ca FILE with the certificate of its "
-            "authority, or --insecure"
-        ) from error
-    except (GrafanaTimeoutError, niquests.exceptions.Timeout) as error:
-        raise GrafanaError(
-            f"Grafana at {url} did not answer within {TIMEOUT_S:g} s ({action}): try again, or read its log"
-        ) from error
-    except niquests.exceptions.JSONDecodeError as error:
-        raise GrafanaError(_NOT_GRAFANA.format(url)) from error
-    except niquests.exceptions.RequestException as error:
-        raise GrafanaError(
-            f"nothing answers at {url} ({_innermost(error)}): is the address right, and is Grafana running?"
-        ) from error
-    except GrafanaException as error:
-        raise GrafanaError(_refusal(url, action, error)) from error
+    except (GrafanaException, OSError) as error:  # the second are the errors of the client's HTTP library
+        raise GrafanaError(_explanation(url, action, error)) from error
 
 
 _REFUSALS = {
@@ -102,18 +87,25 @@ _REFUSALS = {
 """What an answer of this status means, and what to do."""
 
 
-def _refusal(url: str, action: str, error: GrafanaException) -> str:
-    answer = error.response.get("message") if isinstance(error.response, dict) else error.response
-    reason = " ".join(str(answer or "no reason given").split())[:200]
-    status = error.status_code
-    text = _REFUSALS.get(min(status, 500), "Grafana at {url} refused to {action} ({status}: {reason})")
-    return text.format(url=url, action=action, status=status, reason=reason)
-
-
-def _innermost(error: BaseException) -> str:
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    return " ".join(str(error).split())[:150] or type(error).__name__
+def _explanation(url: str, action: str, error: GrafanaException | OSError) -> str:
+    """Return what failed, and what to do."""
+    if isinstance(error, GrafanaTimeoutError):
+        return f"Grafana at {url} did not answer within {TIMEOUT_S:g} s ({action}): try again, or read its log"
+    if isinstance(error, GrafanaException):
+        answer = error.response.get("message") if isinstance(error.response, dict) else error.response
+        reason, status = " ".join(str(answer or "no reason given").split())[:200], error.status_code
+        text = _REFUSALS.get(min(status, 500), "Grafana at {url} refused to {action} ({status}: {reason})")
+        return text.format(url=url, action=action, status=status, reason=reason)
+    if isinstance(error, json.JSONDecodeError):
+        return _NOT_GRAFANA.format(url)
+    cause: BaseException = error
+    while cause.__cause__ or cause.__context__:
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    why = " ".join(str(cause).split())[:150] or type(cause).__name__
+    if isinstance(cause, ssl.SSLError):
+        remedy = "give --ca FILE with the certificate of its authority, or --insecure"
+        return f"the certificate of {url} is not trusted ({why}): {remedy}"
+    return f"nothing answers at {url} ({why}): is the address right, and is Grafana running?"
 
 
 def push_folder(api: GrafanaApi, url: str, title: str) -> tuple[str, Pushed]:
@@ -170,7 +162,10 @@ def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, for
             raise GrafanaError(
                 f"{what}: Grafana at {url} reads it from files (provisioning): change those, or end the provisioning"
             )
-        last = _last_version(api, url, uid, what)
+        with explained(url, f"read the versions of the {what}"):
+            answer = api.dashboard_versions.get_dashboard_versions_by_uid(uid)
+        versions = answer["versions"] if isinstance(answer, dict) else answer  # a list before Grafana 11
+        last: dict[str, Any] = max(versions, key=lambda version: int(version["version"]), default={})
         if last.get("message") == message and meta.get("folderUid", "") == folder:
             return Pushed(what, "unchanged", meta.get("url", ""))
         if not str(last.get("message", "")).startswith(_OURS) and not force:
@@ -184,10 +179,3 @@ def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, for
             {"dashboard": dashboard, "folderUid": folder, "message": message, "overwrite": False}
         )
     return Pushed(what, "created" if existing is None else "updated", saved.get("url", ""))
-
-
-def _last_version(api: GrafanaApi, url: str, uid: str, what: str) -> dict[str, Any]:
-    with explained(url, f"read the versions of the {what}"):
-        answer = api.dashboard_versions.get_dashboard_versions_by_uid(uid)
-    versions = answer["versions"] if isinstance(answer, dict) else answer  # a list before Grafana 11
-    return max(versions, key=lambda version: int(version["version"]), default={})

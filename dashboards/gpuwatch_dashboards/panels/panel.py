@@ -15,21 +15,10 @@ from gpuwatch_dashboards.query import Match, Query
 Kind = Literal["lines", "stack", "stat", "table"]
 Severity = Literal["warning", "critical"]
 _TITLES = {
-    "alertname": "Alert",
-    "instance": "Node",
-    "job_id": "Job",
-    "gpu": "GPU",
-    "UUID": "UUID",
-    "workload_namespace": "Namespace",
-    "workload_pod": "Pod",
-    "workload_container": "Container",
-    "timeline": "Clock",
-    "world_size": "Ranks",
-    "num_workers": "Loader workers",
-    "version": "gpuwatch",
-    "GPU_I_ID": "MIG instance",
-    "GPU_I_PROFILE": "Profile",
-}
+    "alertname": "Alert", "instance": "Node", "job_id": "Job", "gpu": "GPU", "UUID": "UUID", "timeline": "Clock",
+    "workload_namespace": "Namespace", "workload_pod": "Pod", "workload_container": "Container", "version": "gpuwatch",
+    "world_size": "Ranks", "num_workers": "Loader workers", "GPU_I_ID": "MIG instance", "GPU_I_PROFILE": "Profile",
+}  # fmt: skip
 _PARTS = ("state", "phase")  # A quotient by these labels is a share: its divisor is the sum over them
 
 

@@ -19,7 +19,7 @@ from gpuwatch_dashboards.panels.panel import title_of
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
 from gpuwatch_dashboards.selection import worst_of
-from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources import SharedSource
 
 PAGES = macros("pages.html")  # the macros of templates/pages.html: functions that return HTML with every value escaped
 HEIGHT_PX = 150
@@ -42,7 +42,7 @@ class Card:
     """From when to when the chart goes, in Unix seconds, when a click on it zooms in."""
 
 
-def read_panels(source: Source, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
+def read_panels(source: SharedSource, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
     """Return each panel that has a live reading with the lines of its curves. One request for all. Raises SourceError."""
     live = [panel for panel in panels if panel.is_live]
     answers = iter(source.evaluate([curve.query for panel in live for curve in panel.curves], scope, span))
@@ -61,23 +61,16 @@ def card(
 ) -> Card:
     """Return a chart or table with the lines of each of its curves; `empty` is shown in place of the panel's own text."""
     if panel.kind == "table":
-        return Card(
-            f"panel-{panel.key}", PAGES.panel_head(panel.title, panel.question) + table(panel, traces, currency)
-        )
+        head = PAGES.panel_head(panel.title, panel.question)
+        return Card(f"panel-{panel.key}", head + table(panel, traces, currency))
     if currency and panel.unit.startswith("money"):
         panel = replace(panel, title=f"{panel.title}, {currency}")
     lines = drawn_lines(panel, traces)
     head = PAGES.panel_head(panel.title, panel.question, legend_values(panel, lines))
     if not any(len(line.points) > 1 for line in lines):
         return text_card(panel.key, head, ONE_SAMPLE if any(line.points for line in lines) else empty or panel.empty)
-    return Card(
-        f"panel-{panel.key}",
-        head,
-        line_option(panel, lines, span, marks, zoom),
-        height_px,
-        spoken(panel, lines),
-        (span.start_s, span.end_s) if zoom else None,
-    )
+    option, stretch = line_option(panel, lines, span, marks, zoom), (span.start_s, span.end_s) if zoom else None
+    return Card(f"panel-{panel.key}", head, option, height_px, spoken(panel, lines), stretch)
 
 
 def text_card(key: str, head: Markup, text: str) -> Card:

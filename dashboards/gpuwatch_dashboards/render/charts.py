@@ -195,6 +195,8 @@ def tooltip(scale: Scale) -> Option:
 
 
 def time_axis(span: Span) -> Option:
+    ends = {"alignMinLabel": "left", "alignMaxLabel": "right"}
+    label = {"hideOverlap": True, **ends, "formatter": {"day": "{MMM} {d}"}}
     return {
         "type": "time",
         "min": 1e3 * span.start_s,
@@ -202,12 +204,7 @@ def time_axis(span: Span) -> Option:
         "splitNumber": 4,
         "splitLine": {"show": False},
         "axisTick": {"show": True},
-        "axisLabel": {
-            "hideOverlap": True,
-            "alignMinLabel": "left",
-            "alignMaxLabel": "right",
-            "formatter": {"day": "{MMM} {d}"},
-        },
+        "axisLabel": label,
     }
 
 

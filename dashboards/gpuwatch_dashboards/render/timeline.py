@@ -1,7 +1,7 @@
 """A run's steps: what they are made of on the host and on the device, a few of them one by one, and a map of the data wait."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from gpuwatch.api import Series, Spread, Steps
@@ -147,25 +147,21 @@ def step_rows(steps: Steps) -> Card:
     scale = scale_for("s", max((end_s - begin_s for of in found.values() for begin_s, end_s in of), default=1.0))
     series = [_area(n, kind, found[n, kind], scale.factor) for n in rows for kind in used if (n, kind) in found]
     label = {"hideOverlap": True, "alignMaxLabel": "right"}
+    quiet = {"axisLabel": {"show": False}, "splitLine": {"show": False}}
+    of_row = {"type": "value", "min": 0, "max": 1, "nameLocation": "middle", "nameGap": 14, "nameRotate": 0, **quiet}
     option: Option = {
         "animation": False,
         "tooltip": tooltip(scale),
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
         "grid": [{**GRID, "bottom": None, "top": 8 + n * (ROW_PX + GAP_PX), "height": ROW_PX} for n in rows],
         "xAxis": [{**time_axis(span), "gridIndex": n, "axisLabel": {**label, "show": n == rows[-1]}} for n in rows],
-        "yAxis": [_row_axis(n) for n in rows],
+        "yAxis": [{**of_row, "gridIndex": n, "name": ROWS[n]} for n in rows],
         "series": series,
     }
     question = f"What did each of these {steps.steps:,} steps do, and when?"
     head = PAGES.panel_head("Step by step", question, entries=[KINDS[kind] for kind in used])
     words = f"{steps.steps:,} steps one by one, a row each of " + " and ".join(ROWS[n] for n in rows)
     return Card("panel-bars", head, option, 36 + len(rows) * (ROW_PX + GAP_PX), words)
-
-
-def _row_axis(row: int) -> Option:
-    name = {"name": ROWS[row], "nameLocation": "middle", "nameGap": 14, "nameRotate": 0}
-    quiet = {"axisLabel": {"show": False}, "splitLine": {"show": False}}
-    return {"type": "value", "gridIndex": row, "min": 0, "max": 1, **name, **quiet}
 
 
 def _area(row: int, kind: str, found: Sequence[tuple[float, float]], factor: float) -> Option:
@@ -215,45 +211,37 @@ def heat_card(steps: Steps) -> Card:
             cells[place] = wait, step
     known = sorted(wait for wait, _ in cells.values())
     most = full_colour_s(known)
-    names = [_row_name(number, together, edges, by_epoch) for number in range(0, len(edges), together)]
-    wrap = "Each row is an epoch" if by_epoch else "Each row is as many steps"
+    if not by_epoch:
+        wrap, names = "Each row is as many steps", [f"{edge:,}" for edge in edges]
+    elif together == 1:
+        wrap, names = "Each row is an epoch", [f"epoch {number + 1}" for number in range(len(edges))]
+    else:
+        rows = range(0, len(edges), together)
+        wrap, names = "Each row is an epoch", [f"{n + 1}–{min(len(edges), n + together)}" for n in rows]
     head = PAGES.panel_head(
         HEAT_TITLE,
         f"{wrap}, from left to right; a cell is as dark as its longest wait. Full colour: {display(most, 's')} or more.",
     )
     words = f"{HEAT_TITLE}: {len(names)} rows; longest wait {display(known[-1], 's')}"
     titles = [f"+{column * max(1, length // columns):,}" for column in range(columns)]
-    option = _heat_option(cells, titles, names, most)
+    scale = scale_for("s", most)
+    found = [[*place, round(wait * scale.factor, 3), step] for place, (wait, step) in cells.items()]
+    label = {"show": True, "interval": "auto", "hideOverlap": True}
+    text = f"step {{@[3]}}<br>longest data wait <b>{{@[2]}}{scale.suffix}</b>"
+    shade = {"min": 0, "max": most * scale.factor, "inRange": {"color": list(SHADES)}}
+    option: Option = {
+        "animation": False,
+        "grid": {**GRID, "left": 74},
+        "tooltip": {"confine": True, "formatter": text, "transitionDuration": 0},
+        "xAxis": {"type": "category", "data": titles, "axisLabel": label},
+        "yAxis": {"type": "category", "data": names, "inverse": True, "axisLabel": label},
+        "visualMap": {"show": False, "dimension": 2, **shade},
+        "series": [{"type": "heatmap", "data": found, "emphasis": {"disabled": True}, "progressive": 0}],
+    }
     return Card("panel-heat", head, option, max(110, min(440, len(names) * HEAT_ROW_PX + 40)), words)
-
-
-def _row_name(number: int, together: int, edges: list[int], by_epoch: bool) -> str:
-    if not by_epoch:
-        return f"{edges[number]:,}"
-    return f"epoch {number + 1}" if together == 1 else f"{number + 1}–{min(len(edges), number + together)}"
 
 
 def full_colour_s(known: list[float]) -> float:
     """Return the wait of full colour; `known` are those of all cells, the shortest first."""
     covering = known[min(len(known) - 1, int(COVER * len(known)))]
     return max(covering, min(known[-1], MEDIAN_SHADE * known[len(known) // 2])) or known[-1] or 1.0
-
-
-def _heat_option(
-    found: Mapping[tuple[int, int], tuple[float, int]], columns: list[str], rows: list[str], most: float
-) -> Option:
-    """Return the chart; a cell is (column, row, longest wait, its first step)."""
-    scale = scale_for("s", most)
-    cells = [[*place, round(wait * scale.factor, 3), step] for place, (wait, step) in found.items()]
-    label = {"show": True, "interval": "auto", "hideOverlap": True}
-    text = f"step {{@[3]}}<br>longest data wait <b>{{@[2]}}{scale.suffix}</b>"
-    shade = {"min": 0, "max": most * scale.factor, "inRange": {"color": list(SHADES)}}
-    return {
-        "animation": False,
-        "grid": {**GRID, "left": 74},
-        "tooltip": {"confine": True, "formatter": text, "transitionDuration": 0},
-        "xAxis": {"type": "category", "data": columns, "axisLabel": label},
-        "yAxis": {"type": "category", "data": rows, "inverse": True, "axisLabel": label},
-        "visualMap": {"show": False, "dimension": 2, **shade},
-        "series": [{"type": "heatmap", "data": cells, "emphasis": {"disabled": True}, "progressive": 0}],
-    }

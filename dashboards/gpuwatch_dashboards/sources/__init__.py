@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.tools.reports.model import RunReport
@@ -17,24 +17,6 @@ HOLD_S = 1.0
 STEPS_HOLD_S, REPORT_HOLD_S, ENDED_HOLD_S = 5.0, 15.0, 300.0
 HOLD_FACTOR = 10.0
 """Reading a million steps takes an agent a second or two: an answer is kept for ten times as long as it took."""
-
-
-class Source(Protocol):
-    """A source of numbers. Every method raises SourceError when it does not answer, or not as expected."""
-
-    label: str  # for people: "agent at http://127.0.0.1:9478"
-
-    def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
-        """Return the known runs, the most recently active first.
-
-        Prometheus: those of the node, `run` among them. An agent, with `kept`: also ended runs that only its history has.
-        """
-
-    def node(self, run: Run | None, node: str | None = None) -> Node:
-        """Return what is known of the named node, else of the run's; an agent knows only its own."""
-
-    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
-        """Return the lines of each query, in the queries' order; none where nothing was measured."""
 
 
 @dataclass
@@ -67,14 +49,12 @@ class Once:
         with entry.lock:
             begin_s = time.monotonic()
             if begin_s >= entry.until_s:
-                entry.value, entry.error = None, None
                 try:
-                    entry.value = make()
+                    entry.value, entry.error = make(), None
+                    held_s = max(hold_s, factor * (time.monotonic() - begin_s))
                 except Exception as error:
-                    entry.error = error
-                end_s = time.monotonic()
-                held_s = HOLD_S if entry.error is not None else max(hold_s, factor * (end_s - begin_s))
-                entry.until_s = end_s + held_s
+                    entry.value, entry.error, held_s = None, error, HOLD_S
+                entry.until_s = time.monotonic() + held_s
             if entry.error is not None:
                 # without the frames of an earlier caller: they would pile up on it
                 raise entry.error.with_traceback(None)
@@ -83,22 +63,30 @@ class Once:
 
 
 class SharedSource:
-    """A Source that caches another one: all viewers share one request per second, and slow answers are kept longer.
+    """An agent or a Prometheus for all viewers: they share one request per second, and slow answers are kept longer.
 
-    What only agents keep (steps, past findings, reports) the agent of the run's node is asked for.
+    What only agents keep (steps, past findings, reports) the agent of the run's node is asked for. Every method raises
+    SourceError when the source does not answer, or not as expected.
     """
 
     def __init__(self, source: AgentSource | PrometheusSource) -> None:
-        self._source, self._once, self.label = source, Once(), source.label
+        self._source, self._once = source, Once()
+        self.label = source.label  # for people: "agent at http://127.0.0.1:9478"
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
+        """Return the known runs, the most recently active first.
+
+        Prometheus: those of the node, `run` among them. An agent, with `kept`: also ended runs that only its history has.
+        """
         return self._once.get(("runs", node, run, kept), lambda: self._source.runs(node, run, kept))
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
+        """Return what is known of the named node, else of the run's; an agent knows only its own."""
         key = ("node", None if run is None else _key(run), node)
         return self._once.get(key, lambda: self._source.node(run, node))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
+        """Return the lines of each query, in the queries' order; none where nothing was measured."""
         key = ("evaluate", tuple(queries), scope, span)
         return self._once.get(key, lambda: self._source.evaluate(queries, scope, span))
 

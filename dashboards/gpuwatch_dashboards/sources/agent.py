@@ -20,7 +20,7 @@ Request = tuple[str, tuple[str, ...] | None]
 
 
 class AgentSource:
-    """A Source: one node's agent."""
+    """One node's agent, as a source."""
 
     def __init__(self, url: str, get: Get | None = None) -> None:
         self._client = Client(url, get=get)

@@ -17,7 +17,7 @@ SCRAPES_PER_WINDOW = 4  # a rate over fewer scrapes is empty whenever one of the
 
 
 class PrometheusSource:
-    """A Source: a Prometheus that scrapes agents. It has no evidence of findings, and of steps only a histogram."""
+    """A Prometheus that scrapes agents, as a source. It has no evidence of findings, and of steps only a histogram."""
 
     def __init__(
         self,

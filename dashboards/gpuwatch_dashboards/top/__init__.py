@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from gpuwatch.api import Gpu, Points, Run, Series
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.panels.gpu import GPU_STATES
-from gpuwatch_dashboards.query import Node, Query, Scope, Span
+from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span
 from gpuwatch_dashboards.selection import in_order, key_of, select
-from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 SPAN_S, POINTS = 300.0, 100
 RECENT_S = 60.0
@@ -71,16 +72,14 @@ class Sampled:
 
     def shm_bytes(self) -> tuple[Series, Series]:
         """Return the bytes used of the fullest /dev/shm (the node's, or a run's own), and its size."""
-        sizes = {trace.labels.get("mount"): trace for trace in self.traces.get("shm size ({mount})", ())}
-        used = [t for t in self.traces.get("shm used ({mount})", ()) if t.labels.get("mount") in sizes]
-        pairs = [(trace, sizes[trace.labels.get("mount")]) for trace in used]
+        mounts = self.traces.get("shm used ({mount})", ())
+        pairs = [(used, size) for used in mounts if (size := self.first("shm size ({mount})", **used.labels)).last]
         empty = Series({}, ())
         return max(pairs, key=lambda pair: (pair[0].last or 0.0) / (pair[1].last or 1.0), default=(empty, empty))
 
     def shm_ratio(self) -> Points:
-        used, size = self.shm_bytes()
-        sizes = dict(size.points)
-        return tuple((at, None if v is None or not sizes.get(at) else v / (sizes[at] or 1.0)) for at, v in used.points)
+        used, size = (Line.of(series.points) for series in self.shm_bytes())
+        return used.over(size).points()
 
     def _recent(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Return the means of the last minute by a label of the series with these labels, without zeros."""
@@ -106,7 +105,7 @@ class Facts:
 
 
 class Reader:
-    def __init__(self, source: Source, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, source: AgentSource | PrometheusSource, now: Callable[[], float] = time.time) -> None:
         self._source, self._now = source, now
         self._series = Sampled()
 

@@ -37,7 +37,7 @@ class Lines(ScrollView, can_focus=False):
         before, self.lines = self.lines, [fitted(line, width) for line in lines]
         if len(before) != len(lines):
             self.virtual_size = Size(width, len(lines))
-            if not self.has_class("body"):
+            if self.id != "body":
                 self.styles.height = len(lines)
             self.refresh(layout=True)
         for y, (old, new) in enumerate(zip(before, self.lines, strict=False)):
@@ -63,7 +63,7 @@ class Top(App[None]):
     CSS = """
     Screen { background: ansi_default; color: ansi_default; }
     Lines { height: auto; background: ansi_default; color: ansi_default; scrollbar-size: 0 1; }
-    .body { height: 1fr; overflow-y: auto; scrollbar-gutter: stable; }
+    #body { height: 1fr; overflow-y: auto; scrollbar-gutter: stable; }
     """
     BINDINGS: ClassVar = [
         Binding("down,j", "move(1)", show=False),
@@ -93,10 +93,7 @@ class Top(App[None]):
         self.facts: Facts | SourceError | None = None
 
     def compose(self) -> ComposeResult:
-        yield Lines(id="header")
-        yield Lines(id="above")
-        yield Lines(id="body", classes="body")
-        yield Lines(id="below")
+        yield from (Lines(id=name) for name in ("header", "above", "body", "below"))
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:

@@ -1,6 +1,6 @@
 """The parts of top's pages: the list of runs, one run, findings, GPUs and the node, each as lines of text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.style import Style
 from rich.text import Text
@@ -19,6 +19,15 @@ from gpuwatch_dashboards.top.drawing import BOLD, DIM, LABEL, Curve
 SEVERITY_SIGNS = {"critical": "‼", "warning": "!", "info": "i"}
 NO_VERDICT = "no verdict yet: measuring the first steps"
 _INDENT = 8
+RUN_WIDTHS = {0: (14, 1, 0, 7, 0), 56: (12, 1, 6, 7, 10), 76: (15, 9, 6, 7, 14), 120: (26, 9, 8, 8, 32)}
+GPU_WIDTHS = {
+    0: (0, 10, 10, 0, 0), 56: (0, 10, 10, 5, 6), 76: (0, 16, 11, 5, 14), 120: (22, 22, 11, 6, 22), 140: (22, 22, 11, 6, 32),
+}  # fmt: skip
+"""Cells of the columns, by the least width of the screen that they are for; 0 leaves one out."""
+
+
+def _widths(of: Mapping[int, tuple[int, ...]], width: int) -> tuple[int, ...]:
+    return of[max((least for least in of if least <= width), default=0)]
 
 
 def title_of(run: Run) -> str:
@@ -27,14 +36,7 @@ def title_of(run: Run) -> str:
 
 def run_list(runs: Sequence[Run], selected: str | None, width: int, rows: int) -> list[Text]:
     """Return a header and at most `rows` runs, including the selected one."""
-    if width < 56:
-        name, status, speed, p50, bars = 14, 1, 0, 7, 0
-    elif width < 76:
-        name, status, speed, p50, bars = 12, 1, 6, 7, 10
-    elif width < 120:
-        name, status, speed, p50, bars = 15, 9, 6, 7, 14
-    else:
-        name, status, speed, p50, bars = 26, 9, 8, 8, 32
+    name, status, speed, p50, bars = _widths(RUN_WIDTHS, width)
     columns: list[tuple[str, int | None]] = [("run", name), ("status" if status > 1 else "", status)]
     columns += [("step/s", -speed), ("p50", -p50), ("last minute", bars), ("verdict", None)]
     keys = [key_of(run) for run in runs]
@@ -187,12 +189,7 @@ def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list
     """Return a header and at most `rows` GPUs, including the `selected` row."""
     if not facts.gpus:
         return [d.words(f" {NO_GPU if facts.node.gpus is not None else NOT_KNOWN}", DIM)]
-    if width < 76:
-        name, state, memory, power, bars = (0, 10, 10, 5, 6) if width >= 56 else (0, 10, 10, 0, 0)
-    elif width < 120:
-        name, state, memory, power, bars = 0, 16, 11, 5, 14
-    else:
-        name, state, memory, power, bars = 22, 22, 11, 6, 22 if width < 140 else 32
+    name, state, memory, power, bars = _widths(GPU_WIDTHS, width)
     columns: list[tuple[str, int | None]] = [("GPU", 3), ("model", name), ("", 1), ("state now", state), ("util", -4)]
     columns += [("memory", -memory), ("power", -power), ("last minute", bars), ("owner", None)]
     lines: list[Sequence[str | Text]] = []

@@ -21,7 +21,8 @@ _CHOICE = "compared_runs"
 
 
 def page(site: Site) -> None:
-    firsts = first_ranks(site.source.runs(kept=True))
+    lowest = {run.run: run for run in sorted(site.source.runs(kept=True), key=lambda run: -run.rank)}
+    firsts = sorted(lowest.values(), key=lambda run: -run.started_s)
     if len(firsts) < 2:
         st.html(PAGES.too_few_to_compare(len(firsts)))
         return
@@ -41,40 +42,32 @@ def page(site: Site) -> None:
 def _choice(firsts: Sequence[Run]) -> list[Run]:
     """Draw the choice of runs; return those chosen, the one to compare with first."""
     by_key = {run.run: run for run in firsts}
+    names: dict[str, str] = {}
+    for run in firsts:
+        sign, length = STATUS_SIGNS[run.status], duration(round(run.watermark_s - run.started_s))
+        names[run.run] = f"{run.name or run.run} · {sign} {run.status} · {length} · {run.steps:,} steps"
     if _CHOICE not in st.session_state:
         asked = [key for key in (st.query_params.get(PARAM) or "").split(",") if key in by_key]
         st.session_state[_CHOICE] = asked or [run.run for run in firsts[1::-1]]
     known = [key for key in st.session_state[_CHOICE] if key in by_key]
     if known != st.session_state[_CHOICE]:
         st.session_state[_CHOICE] = known
-    names = st.multiselect(
+    chosen = st.multiselect(
         "Runs to compare; the first is what the others are compared with",
         list(by_key),
-        format_func=lambda key: label_of(by_key[key]) if key in by_key else key,
+        format_func=lambda key: names.get(key, key),
         key=_CHOICE,
         max_selections=MOST_RUNS,
         on_change=lambda: remember(**{PARAM: ",".join(st.session_state[_CHOICE]) or None}),
     )
-    return [by_key[key] for key in names]
+    return [by_key[key] for key in chosen]
 
 
 ROW_PX = 46
 _TIMES = Scale(1.0, "×")
+_SINCE = (Scale(1 / 3600, " h", 7200), Scale(1 / 60, " min", 120), Scale(1.0, " s", float("-inf")))
 _SPEEDS = "Predicted and achieved"
 _STEPS = "Step time over the run"
-
-
-def first_ranks(runs: Sequence[Run]) -> list[Run]:
-    """Return one entry a run, the latest started first."""
-    firsts: dict[str, Run] = {}
-    for run in sorted(runs, key=lambda run: run.rank):
-        firsts.setdefault(run.run, run)
-    return sorted(firsts.values(), key=lambda run: -run.started_s)
-
-
-def label_of(run: Run) -> str:
-    sign, length = STATUS_SIGNS[run.status], duration(round(run.watermark_s - run.started_s))
-    return f"{run.name or run.run} · {sign} {run.status} · {length} · {run.steps:,} steps"
 
 
 def speeds_card(base: RunReport, found: Sequence[Comparison]) -> Card:
@@ -109,22 +102,24 @@ def speeds_card(base: RunReport, found: Sequence[Comparison]) -> Card:
 
 def steps_card(reports: Sequence[RunReport]) -> Card:
     """Return the median step time of each run over its own time."""
-    known = [(n, report) for n, report in enumerate(reports) if report.steps_over_time.time_s]
-    entries = [Look(report.name, SEQUENCE[n % len(SEQUENCE)]) for n, report in known]
+    looks = [Look(report.name, SEQUENCE[n % len(SEQUENCE)]) for n, report in enumerate(reports)]
+    known = [(look, report) for look, report in zip(looks, reports, strict=True) if report.steps_over_time.time_s]
     notes = [f" {report.name}: {note}." for _, report in known if (note := report.plotted_steps)]
     question = f"Median of each group of steps, by the time since the run began.{''.join(notes)}"
-    head = PAGES.panel_head(_STEPS, question, entries=entries)
+    head = PAGES.panel_head(_STEPS, question, entries=[look for look, _ in known])
     if not known:
         return text_card("steps", head, "None of these runs has steps that are kept.")
     peak = max(max(report.steps_over_time.median_s) for _, report in known)
-    scale, since = scale_for("s", peak), _since(max(r.steps_over_time.time_s[-1] - r.started_s for _, r in known))
+    longest_s = max(report.steps_over_time.time_s[-1] - report.started_s for _, report in known)
+    scale, since = scale_for("s", peak), next(each for each in _SINCE if longest_s > each.least)
     series = []
-    for entry, (_, report) in zip(entries, known, strict=True):
-        over = report.steps_over_time
-        since_s = [round((time_s - report.started_s) * since.factor, 3) for time_s in over.time_s]
-        heights = [round(median_s * scale.factor, 3) for median_s in over.median_s]
-        points = [list(point) for point in zip(since_s, heights, strict=True)]
-        series.append(line_series(entry.name, entry.colour, data=points))
+    for look, report in known:
+        times = zip(report.steps_over_time.time_s, report.steps_over_time.median_s, strict=True)
+        points = [
+            [round((at_s - report.started_s) * since.factor, 3), round(median_s * scale.factor, 3)]
+            for at_s, median_s in times
+        ]
+        series.append(line_series(look.name, look.colour, data=points))
     label = {"formatter": f"{{value}}{since.suffix}", "alignMaxLabel": "right"}
     option: Option = {
         "animation": False,
@@ -136,7 +131,3 @@ def steps_card(reports: Sequence[RunReport]) -> Card:
     }
     medians = ", ".join(f"{r.name} {duration(r.step_time.median_s)}" for _, r in known if r.step_time is not None)
     return Card("panel-steps", head, option, 200, f"{_STEPS}: medians {medians}")
-
-
-def _since(longest_s: float) -> Scale:
-    return Scale(1 / 3600, " h") if longest_s > 7200 else Scale(1 / 60, " min") if longest_s > 120 else Scale(1.0, " s")

@@ -13,7 +13,7 @@ from gpuwatch_dashboards.panels.gpu import GPU_STATES
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, read_panels
-from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources import SharedSource
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
 
@@ -50,8 +50,7 @@ class _Shown:
 
     @property
     def key(self) -> Hashable:
-        who = None if self.run is None else selection.key_of(self.run)
-        return who, self.gpu, self.node.host, self.node.gpus is None, self.span
+        return self.scope, self.gpu, self.node.host, self.node.gpus is None, self.span
 
     @property
     def hold_s(self) -> float:
@@ -69,7 +68,12 @@ def page(site: Site) -> None:
     if run is None and not node.gpus:
         st.html(PAGES.no_runs(node) + parts.foot(site, node))
         return
-    window = _choices(here, run, stretch)
+    with st.container(key="choices", horizontal=True, vertical_alignment="center"):
+        if run is not None:
+            parts.run_box(here, run)
+        window = parts.choice("Time range", list(selection.WINDOWS_S), "window", selection.DEFAULT_WINDOW, "window")
+        if stretch is not None:
+            st.button("Back to now", on_click=parts.go_to)
     now_s = float(int(time.time()))
     gpu = next((each.gpu for each in node.gpus or () if each.gpu == params.get("gpu")), None)
     span = selection.span_between(*stretch) if stretch else selection.span_of(run, selection.WINDOWS_S[window], now_s)
@@ -86,17 +90,6 @@ def page(site: Site) -> None:
     _rest(site, shown)
     _more(site, shown)
     st.html(parts.foot(site, node, run))
-
-
-def _choices(runs: Sequence[Run], run: Run | None, stretch: tuple[float, float] | None) -> str:
-    """Draw the choice of run and time; return the name of the window."""
-    with st.container(key="choices", horizontal=True, vertical_alignment="center"):
-        if run is not None:
-            parts.run_box(runs, run)
-        window = parts.choice("Time range", list(selection.WINDOWS_S), "window", selection.DEFAULT_WINDOW, "window")
-        if stretch is not None:
-            st.button("Back to now", on_click=parts.go_to)
-    return window
 
 
 def _top(site: Site, shown: _Shown, now_s: float) -> None:
@@ -116,7 +109,7 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
         parts.box("ranks", PAGES.panel_head("Ranks", "Which rank loses most, and do the others wait for it?") + ranks)
 
 
-def _ledger(source: Source, shown: _Shown) -> Card:
+def _ledger(source: SharedSource, shown: _Shown) -> Card:
     """Return where a run's time goes: the one chart that is drawn before all others. Raises SourceError."""
     [(panel, values)] = read_panels(source, [TOP], shown.scope, shown.span)
     return card(panel, values, shown.span, TOP_HEIGHT_PX, zoom=True)

@@ -100,16 +100,25 @@ def chosen_run(runs: Sequence[Run]) -> Run | None:
 def run_box(runs: Sequence[Run], run: Run) -> None:
     """Draw the choice of a run, when there is one, with a note when the link names one that is not known."""
     if len(runs) > 1:
-        by_key = {key_of(each): each for each in runs}
+        names = {}
+        for each in runs:
+            rank = f" · rank {each.rank}" if each.world_size > 1 else ""
+            names[key_of(each)] = f"{each.name or each.run}{rank} · {STATUS_SIGNS[each.status]} {each.status}"
         key = f"{_WANTED}-{key_of(run)}"  # a new box for another run, as in `choice` without a value in the session's state
+
+        def chosen() -> None:
+            """Put the choice into the address: a link to it, and what the next refresh goes by."""
+            name, _, of_rank = st.session_state[key].rpartition("/")
+            remember(run=name, rank=of_rank)
+            go_to()  # the stretch was another run's
+
         st.selectbox(
             "Run",
-            list(by_key),
-            list(by_key).index(key_of(run)),
-            format_func=lambda key: _choice(by_key[key]) if key in by_key else key,
+            list(names),
+            list(names).index(key_of(run)),
+            format_func=lambda key: names.get(key, key),
             key=key,
-            on_change=_remember_choice,
-            args=(key,),
+            on_change=chosen,
             label_visibility="collapsed",
             width=420,
         )
@@ -118,25 +127,10 @@ def run_box(runs: Sequence[Run], run: Run) -> None:
         st.caption(f"The run in this link ({asked}) is not known here; this is another one.")
 
 
-def _choice(run: Run) -> str:
-    rank = f" · rank {run.rank}" if run.world_size > 1 else ""
-    return f"{run.name or run.run}{rank} · {STATUS_SIGNS[run.status]} {run.status}"
-
-
-def _remember_choice(key: str) -> None:
-    """Put the choice into the address: a link to it, and what the next refresh goes by."""
-    run, _, rank = st.session_state[key].rpartition("/")
-    remember(run=run, rank=rank)
-    go_to()  # the stretch was another run's
-
-
 def remember(**params: str | None) -> None:
     """Put parts of the selection into the address; None takes one out."""
-    for name, text in params.items():
-        if text is None:
-            st.query_params.pop(name, None)
-        else:
-            st.query_params[name] = text
+    selected = {**st.query_params.to_dict(), **params}
+    st.query_params.from_dict({name: text for name, text in selected.items() if text is not None})
 
 
 def go_to(start_s: float | None = None, end_s: float | None = None) -> None:

@@ -73,7 +73,7 @@ def measure(target: Target, setting: Setting, plan: Plan, cores: int) -> Measure
         finally:
             _end(process, at_once=not isinstance(answer, Measured))
         if isinstance(answer, Measured):
-            return replace(answer, usage=watch.usage())
+            return replace(answer, usage=watch.usage)
         output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_KEPT))
         printed = output.read().decode(errors="replace").strip()
         failed = answer or _ended(setting, process.exitcode or 0)
@@ -113,34 +113,31 @@ def _danger(now: Room) -> str | None:
 
 
 class _Watch:
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._memory_due = 0.0
-        self._main_rss = self._main_private = self._worker_private = 0
-        self._shm_free = self._least_shm_free = self._room().shm_bytes
+    """Samples what a trial takes; `usage` is the most so far."""
 
-    def _room(self) -> Room:
-        return room(Path(f"/proc/{self._pid}/root/dev/shm"))
+    def __init__(self, pid: int) -> None:
+        self._pid, self._memory_due, self.usage = pid, 0.0, Usage()
+        self._shm = Path(f"/proc/{pid}/root/dev/shm")
+        self._shm_free = room(self._shm).shm_bytes
 
     def sample(self) -> Room:
-        free = self._room()
-        if free.shm_bytes is not None and self._least_shm_free is not None:
-            self._least_shm_free = min(self._least_shm_free, free.shm_bytes)
+        free, most = room(self._shm), self.usage
+        if free.shm_bytes is not None and self._shm_free is not None:
+            most = replace(most, shm_bytes=max(most.shm_bytes or 0, self._shm_free - free.shm_bytes))
         now = time.perf_counter()
         if now >= self._memory_due:
             resident, private = _memory_of(self._pid)
-            self._main_rss, self._main_private = max(self._main_rss, resident), max(self._main_private, private)
             workers = [_memory_of(pid)[1] for pid in descendants(self._pid)]
-            self._worker_private = max([self._worker_private, *workers])
+            most = replace(
+                most,
+                main_rss_bytes=max(most.main_rss_bytes or 0, resident) or None,
+                main_private_bytes=max(most.main_private_bytes or 0, private) or None,
+                worker_private_bytes=max([most.worker_private_bytes or 0, *workers]) or None,
+            )
             spent = time.perf_counter() - now
             self._memory_due = now + max(_MEMORY_EVERY_S, 20 * spent)  # at most 5% of a core
+        self.usage = most
         return free
-
-    def usage(self) -> Usage:
-        grown = None
-        if self._shm_free is not None and self._least_shm_free is not None:
-            grown = self._shm_free - self._least_shm_free
-        return Usage(self._main_rss or None, self._main_private or None, self._worker_private or None, grown)
 
 
 def _memory_of(pid: int) -> tuple[int, int]:

@@ -67,7 +67,8 @@ def place_of(error: BaseException) -> str:
 def target(of: Any, name: str | None = None) -> Target:
     """Return how to start what the user gave. Raises: ConfigError where it is no loader and makes none."""
     name = name or getattr(of, "__qualname__", None) or type(of).__name__
-    if _is_data_loader(of):
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and isinstance(of, data.DataLoader):
         _check_rebuildable(of, name)
         return Target(name, lambda setting: rebuilt(of, setting, name), SETTINGS)
     if not callable(of):
@@ -120,8 +121,3 @@ def _check_rebuildable(loader: Any, name: str) -> None:
             f"{name} is or returns a {type(loader).__name__}, which gpuwatch cannot start with other settings: "
             f"it knows the constructor of DataLoader itself only; {_WRITE}"
         )
-
-
-def _is_data_loader(thing: Any) -> bool:
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and isinstance(thing, data.DataLoader)

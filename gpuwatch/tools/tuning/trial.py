@@ -153,6 +153,7 @@ class _Run:
     def iterate(self, loader: Any, name: str) -> None:
         """Take batches, pass after pass, until the pace is known or time is up."""
         begun = now = time.perf_counter()
+        uncounted = warm_up(self.setting.num_workers, self.setting.batches_ahead)
         over = False
         while not over and len(self.passes) < _MOST_PASSES:
             started = now
@@ -164,7 +165,19 @@ class _Run:
                 raise ConfigError(f"{name} returned a {type(loader).__name__}, which is no iterable: {error}") from None
             arrivals: list[float] = []
             self.passes.append(arrivals)
-            over = self._one_pass(self.iterator, arrivals, started)
+            for batch in self.iterator:
+                arrivals.append(time.perf_counter())
+                self.first_batch_s = self.first_batch_s or arrivals[0] - started
+                is_measured = len(arrivals) <= 8 or len(arrivals) % 16 == 0  # it costs microseconds
+                if is_measured and (size := batches.size_bytes(batch)) is not None:
+                    self.batch_bytes = max(self.batch_bytes or 0, size)
+                    self.shared_bytes = max(self.shared_bytes or 0, shared_bytes(batch) or 0)
+                if self._since is None and len(arrivals) == uncounted:
+                    self._since = _Counters()
+                if over := self._enough(arrivals, uncounted):
+                    self.last_batch = batch
+                    break
+                del batch  # frees its memory before the next is requested
             if not arrivals:
                 raise ConfigError(f"{name}: the loader gave no batch in pass {len(self.passes)}: is the dataset empty?")
             now = time.perf_counter()
@@ -172,28 +185,6 @@ class _Run:
             long_enough = now - begun >= self.plan.measure_s and len(self.passes) >= _FEWEST_CYCLES
             over = over or long_enough or now >= self.deadline
         self._until = _Counters()
-
-    def _one_pass(self, iterator: Iterator[Any], arrivals: list[float], started: float) -> bool:
-        """Return True when enough is known, False at the pass's end."""
-        uncounted = warm_up(self.setting.num_workers, self.setting.batches_ahead)
-        for batch in iterator:
-            arrivals.append(time.perf_counter())
-            if len(self.passes) == 1 and len(arrivals) == 1:
-                self.first_batch_s = arrivals[0] - started
-            if len(arrivals) <= 8 or len(arrivals) % 16 == 0:  # it costs microseconds
-                self._measure_size(batch)
-            if self._since is None and len(arrivals) == uncounted:
-                self._since = _Counters()
-            if self._enough(arrivals, uncounted):
-                self.last_batch = batch
-                return True
-            del batch  # frees its memory before the next is requested
-        return False
-
-    def _measure_size(self, batch: Any) -> None:
-        if (size := batches.size_bytes(batch)) is not None:
-            self.batch_bytes = max(self.batch_bytes or 0, size)
-            self.shared_bytes = max(self.shared_bytes or 0, shared_bytes(batch) or 0)
 
     def _enough(self, arrivals: list[float], uncounted: int) -> bool:
         if arrivals[-1] >= self.deadline:
