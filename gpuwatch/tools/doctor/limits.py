@@ -137,7 +137,7 @@ def _enough(limit: float, found: str, remedy: str) -> Outcome:
     if limit < _FEW:
         return problem(found, remedy)
     if limit < _ENOUGH:
-        return warning(f"{found}: few for many workers", remedy)
+        return warning(f"{found}: too few for many loader workers", remedy)
     return ok(found)
 
 

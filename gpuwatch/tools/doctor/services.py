@@ -89,7 +89,7 @@ def _socket(path: Path, machine: Machine) -> Outcome | None:
             "groupadd --system gpuwatch; usermod -aG gpuwatch USER; log in again; restart the agent",
         )
     if not endpoint.is_listened_to(path):
-        return warning(f"{whose}: no process listens, a dead agent left it", f"{_START} (or rm {path})")
+        return warning(f"{whose}: stale socket, no process listens", f"{_START} (or rm {path})")
     return ok(f"{whose}: an agent listens")
 
 

@@ -24,7 +24,7 @@ def gpuwatch(machine: Machine) -> Outcome:
     imported, installed = machine.gpuwatch_version, machine.version_of(DISTRIBUTION)
     if other := machine.version_of("gpuwatch"):
         return problem(
-            f"{imported}, and PyPI's unrelated 'gpuwatch' {other}: both own the name",
+            f"{imported}, and PyPI's unrelated 'gpuwatch' {other}: they overwrite each other's files",
             f"pip uninstall gpuwatch && pip install --force-reinstall {DISTRIBUTION}",
         )
     if installed is None:
