@@ -239,7 +239,10 @@ def test_what_a_web_configuration_cannot_say_is_named(tmp_path: Path, text: str,
             "cert_file: node.crt, key_file: node.key, client_auth_type: RequireAndVerifyClientCert",
             "client_ca_file requires a client_auth_type",
         ),
-        ("cert_file: node.crt, key_file: node.key, client_ca_file: authority.crt", "client_ca_file requires a client_auth_type"),
+        (
+            "cert_file: node.crt, key_file: node.key, client_ca_file: authority.crt",
+            "client_ca_file requires a client_auth_type",
+        ),
     ],
 )
 def test_certificates_that_cannot_be_used_are_named(tmp_path: Path, settings: str, output: str) -> None:
