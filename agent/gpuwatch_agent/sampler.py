@@ -95,12 +95,14 @@ class Sampler:
             self._jobs.update(sorted(records, key=lambda run: run.started_s))
             if self._history.was_behind:
                 logger.warning(
-                    "the last agent served more than it wrote: GPUs' counters begin at 0, runs come back when heard"
+                    "the previous agent served data that it did not write: GPU counters restart at 0, runs with their next message"
                 )
             else:
                 self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
         except sqlite3.Error as error:  # on a full disk
-            logger.warning("the last agent's state cannot be read (%s): counters begin at what hooks report", error)
+            logger.warning(
+                "the previous agent's state cannot be read (%s): counters start from the hooks' totals", error
+            )
         self._thread.start()
 
     def stop(self) -> None:

@@ -294,7 +294,7 @@ def _check_version(frame: bytes, version: int | None = None) -> None:
 
 def _check_columns(columns: Mapping[str, bytes], now_ns: int) -> None:
     if not columns.keys() <= _COLUMNS or "start_ns" not in columns:
-        raise ProtocolError(f"columns {sorted(columns)}: unknown ones, or none of begins", "malformed")
+        raise ProtocolError(f"columns {sorted(columns)}: start_ns is missing, or a column is unknown", "malformed")
     lengths = set(map(len, columns.values()))
     if len(lengths) > 1 or any(length % 8 for length in lengths):
         raise ProtocolError(f"step columns of unequal or odd lengths {sorted(lengths)}", "malformed")
@@ -302,7 +302,7 @@ def _check_columns(columns: Mapping[str, bytes], now_ns: int) -> None:
         values = unpack(column) or [0]
         least, most = (0, max(values)) if name == "start_ns" else (MISSING, sum(values))
         if min(values) < least or most > now_ns:
-            raise ProtocolError(f"step column {name} with values that cannot be", "impossible")
+            raise ProtocolError(f"step column {name} has impossible values", "impossible")
 
 
 def _check_totals(totals: Totals, now_ns: int) -> None:

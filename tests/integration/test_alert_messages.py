@@ -61,7 +61,7 @@ def config_text(folder: Path, slack: str, hook: str, mail_port: int) -> str:
     for name, fields in own.items():
         receivers[name][f"{name}_configs"][0].pop("api_url_file", None)
         receivers[name][f"{name}_configs"][0] |= fields
-    config["receivers"] = [receivers[name] for name in ("nobody", *own)]
+    config["receivers"] = [receivers[name] for name in ("null", *own)]
     config["route"] |= {"group_wait": "1s", "routes": [{"receiver": name, "continue": True} for name in own]}
     return json.dumps(config | {"inhibit_rules": []})
 

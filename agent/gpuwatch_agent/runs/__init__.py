@@ -224,11 +224,11 @@ class Run(msgspec.Struct, eq=False):
         offset_ns = clock_offset_ns(origin, self.boot_id, now_ns, now_s) if sender is None else sender.offset_ns
         if origin.monotonic_ns + offset_ns > now_ns + wire.CLOCK_SLACK_NS:
             if offset_ns == 0:
-                raise ProtocolError("a message from the future of this machine's own clock", "impossible")
+                raise ProtocolError("the message's timestamp is in the future", "impossible")
             # another clock, whose first message had waited, or that runs faster
             offset_ns = now_ns - origin.monotonic_ns
         if not isinstance(message, wire.Hello) and message.totals.start_ns + offset_ns < now_ns - _OLDEST_START_NS:
-            raise ProtocolError("a run that began more than 400 days ago", "impossible")
+            raise ProtocolError("the run began more than 400 days ago", "impossible")
         return offset_ns
 
     def _sender(self, origin: wire.Origin, offset_ns: int) -> Sender:
@@ -413,7 +413,7 @@ class RunRegistry:
         while (key := (f"{name[: wire.MAX_NAME - 8]}#{number}", message.rank)) in self.runs:
             number += 1
         if not self.kept_apart:
-            logger.warning("two live processes send as run %r rank %s: the second is %r", name, message.rank, key[0])
+            logger.warning("two live processes report as run %r rank %s: the second is %r", name, message.rank, key[0])
         self.kept_apart += 1
         if len(self._apart) >= self.MAX_RUNS:
             self._apart = {sender: at for sender, at in self._apart.items() if at in self.runs}

@@ -13,11 +13,13 @@ import pytest
 import yaml
 
 from gpuwatch.alerting.render import TEMPLATES, alerts, filled, groups, hold_s, names, render, template
-from gpuwatch.alerting.thresholds import AlertThresholds, Prices
+from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS, AlertThresholds, Prices
 from gpuwatch.diagnosis.finding import SEVERITIES, Rule
 from gpuwatch.diagnosis.rules import RULES
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, TRANSFER
+from gpuwatch.ledger.timeline import STALL_FLOOR_NS, STALL_MEDIANS
 from gpuwatch.metrics import BY_NAME
 
 ROOT = Path(__file__).parents[3]
@@ -229,6 +231,57 @@ def test_every_runbook_belongs_to_an_alert_and_its_links_lead_somewhere() -> Non
     for path in runbooks:
         for target in re.findall(r"\]\((?!https:)([^)#]+)\)", path.read_text()):
             assert (path.parent / target).is_file(), f"{path.name}: {target}"
+
+
+def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
+    plain, rules = AlertThresholds(), Thresholds()
+
+    def minutes(seconds: float) -> str:
+        return f"{seconds / 60:g} minutes"
+
+    numbers: dict[str, tuple[str, ...]] = {
+        "EpochPauses": (f"at least {rules.first_batch_factor:g} times", f"at least {rules.first_batch_share:.0%}"),
+        "Findings": (f"at least {rules.phase_share:.0%}", f"at least {rules.mfu_gap * 100:g} points"),
+        "GpuAllocatedUnused": (minutes(plain.processless_for_s),),
+        "GpuBusyNoProgress": (
+            f"more than {plain.busy_ratio:.0%}",
+            f"less than {plain.low_power_ratio:.0%}",
+            f"{plain.power_window_s / 3600:g} hours",
+        ),
+        "GpuHeldIdle": (minutes(plain.idle_window_s + plain.idle_for_s), f"more than {plain.idle_ratio:.0%}"),
+        "GpuLost": (minutes(plain.gpu_lost_memory_s),),
+        "GpuStarved": (minutes(plain.starved_window_s), f"more than {plain.starved_ratio:.0%}"),
+        "GpuThrottled": (
+            f"For {minutes(plain.throttled_for_s)}, over windows of {minutes(plain.throttled_window_s)}",
+            f"more than {plain.throttled_ratio:.0%}",
+        ),
+        "GpuXid": (minutes(plain.xid_window_s), ", ".join(map(str, XIDS_OF_PROGRAMS))),
+        "GpuwatchAgentDown": (minutes(plain.agent_frozen_window_s),),
+        "JobGoodputLow": (f"More than {plain.job_wasted_ratio:.0%}",),
+        "JobRestartLoop": (f"{minutes(plain.restart_window_s)} {plain.restart_runs:g} more attempts",),
+        "RunInefficient": (minutes(plain.inefficient_for_s), f"more than {plain.inefficient_gpus:g} GPUs"),
+        "RunStalled": (f"{STALL_MEDIANS} times", f"at least {STALL_FLOOR_NS / 1e9:g} s"),
+        "ShmForecast": (f"more than {plain.shm_forecast_used_ratio:.0%}", minutes(plain.shm_forecast_ahead_s)),
+        "ShmNearlyFull": (f"More than {plain.shm_used_ratio:.0%}",),
+        "ShortRunsStarved": (
+            f"more than {plain.starved_ratio:.0%}",
+            f"shorter than {minutes(plain.sweep_window_s)}",
+            f"{plain.sweep_runs:g} have ended within {minutes(3 * plain.sweep_window_s)}",
+        ),
+        "StepTimeRegressed": (
+            f"Over {minutes(plain.step_window_s)}",
+            f"more than {plain.step_slower_factor:g} times",
+            f"{plain.step_baseline_s / 3600:g} hours",
+            f"at least {minutes(plain.step_history_s)}",
+        ),
+        "StragglerAcrossNodes": (f"more than {plain.straggler_ratio:.0%}", minutes(plain.straggler_across_for_s)),
+    }
+    for path in sorted((ROOT / "docs/runbooks").glob("*.md")):
+        text, expected = " ".join(path.read_text().split()), numbers.get(path.stem, ())
+        assert [each for each in expected if each not in text] == [], path.name
+        sentence = re.search(r"\*\*Meaning\.\*\* (.+?[.:])(?= [A-Z*])", text)
+        stated = re.findall(r"\d+(?:\.\d+)?", sentence[1] if sentence else "")
+        assert set(stated) <= set(re.findall(r"\d+(?:\.\d+)?", " ".join(expected))), f"{path.name}: add it above"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.cause)
