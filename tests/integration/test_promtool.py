@@ -169,6 +169,14 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
         ("and on (job, run) run:gpuwatch_run_up:max == 0", "", "RunKilled", "quiet: a run"),
         ("> time() - 3600", "> time() - 60", "PhaseStuck", "quiet: an evaluation"),
         (
+            ") unless on (job, instance, gpu, UUID) gpu:gpuwatch_gpu_utilization_ratio:busy_at_low_power) +",
+            ")) +",
+            "PhaseStuck",
+            "fires: all ranks spin",
+        ),
+        ("max_over_time(gpuwatch_gpu_dram_bandwidth_ratio[10m])", "vector(0)", "PhaseStuck", "quiet: two hours"),
+        ("and on (job, run) run_rank:gpuwatch_gpu_busy", "and run_rank:gpuwatch_gpu_busy", "PhaseStuck", "quiet: two hours"),
+        (
             'unless on (job, instance, run, rank) gpuwatch_run_info{device="cpu"}',
             "",
             "PhaseStuck",
