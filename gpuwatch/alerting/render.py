@@ -130,13 +130,18 @@ def _held(alert: str, record: str, by: str, values: Mapping[str, str], threshold
 
 
 def _changes(alert: str, changes: Mapping[str, str]) -> dict[str, str]:
-    """Return a template of what to do about a run's most costly cause, and the causes as a regular expression."""
+    """Return templates of what a run's most costly finding advises, up to its else, and of the change for that cause; and the causes as a regular expression."""
     causes = "|".join(changes)
+    largest = f'max by (job, instance, cause) (gpuwatch_finding_evidence_ratio{{run=%q,cause=~"{causes}"}})'
+    advice = "topk by (job, instance, cause) (1, gpuwatch_finding_info{run=%q})"
+    advised = f"topk(1, {largest} * on (job, instance, cause) group_left (advice) {advice})"
+    advised = f"{{{{ with printf `{advised}` $labels.run $labels.run | query }}}}{{{{ (. | first).Labels.advice }}}}{{{{ else }}}}"
+    other = "see the runbook" if len(changes) > 1 else next(iter(changes.values()))
     costliest = f'sort_desc(max by (cause) (gpuwatch_finding_evidence_ratio{{run=%q,cause=~"{causes}"}}))'
     text = "{{ else ".join(f"if eq . `{cause}` }}}}{change}" for cause, change in changes.items())
     text = f"{{{{ with (. | first).Labels.cause }}}}{{{{ {text}{{{{ end }}}}{{{{ end }}}}"
-    text = f"{{{{ with printf `{costliest}` $labels.run | query }}}}{text}{{{{ else }}}}see the runbook{{{{ end }}}}"
-    return {f"change_{alert}": text, f"causes_of_{alert}": causes}
+    text = f"{{{{ with printf `{costliest}` $labels.run | query }}}}{text}{{{{ else }}}}{other}{{{{ end }}}}"
+    return {f"advised_{alert}": advised, f"change_{alert}": text, f"causes_of_{alert}": causes}
 
 
 def _fill(value: Any, values: Mapping[str, str]) -> Any:

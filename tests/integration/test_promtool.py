@@ -175,7 +175,12 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "fires: all ranks spin",
         ),
         ("max_over_time(gpuwatch_gpu_dram_bandwidth_ratio[10m])", "vector(0)", "PhaseStuck", "quiet: two hours"),
-        ("and on (job, run) run_rank:gpuwatch_gpu_busy", "and run_rank:gpuwatch_gpu_busy", "PhaseStuck", "quiet: two hours"),
+        (
+            "and on (job, run) run_rank:gpuwatch_gpu_busy",
+            "and run_rank:gpuwatch_gpu_busy",
+            "PhaseStuck",
+            "quiet: two hours",
+        ),
         (
             'unless on (job, instance, run, rank) gpuwatch_run_info{device="cpu"}',
             "",

@@ -61,7 +61,7 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
         values(f'gpuwatch_step_percentile_seconds{where[:-1]}, percentile="{name}"}}') for name in ("p50", "p95")
     )
     mfu, estimated = (values(f"gpuwatch_run_{name}_ratio{where}") for name in ("mfu", "mfu_estimated"))
-    findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))
+    findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"), instant(f"gpuwatch_finding_info{where}"))
     late = values(f"gpuwatch_straggler_excess_ratio{where}")
     runs: list[Run] = []
     for key, labels in infos.items():
@@ -112,23 +112,25 @@ def _run_key(labels: Mapping[str, str]) -> Key:
     return labels.get("run", ""), labels.get("rank", "")
 
 
-def _findings(active: Vector) -> dict[str, tuple[Finding, ...]]:
-    """Return the active findings by run: each root, then its consequences. Only causes and shares are exported, by each node of the run."""
+def _findings(active: Vector, briefs: Vector) -> dict[str, tuple[Finding, ...]]:
+    """Return the active findings by run: each root, then its consequences. Causes, shares and what they advise are exported, by each node of the run."""
     found: dict[str, list[Finding]] = {}
     changes = {cause: change for of in template("alerts.yml")["changes"].values() for cause, change in of.items()}
+    advised = {(labels.get("run"), labels.get("cause")): labels.get("advice") for labels, _ in briefs}
     largest: dict[tuple[str, str], float] = {}
     for labels, ratio in active:
         key = labels.get("run", ""), labels.get("cause", "")
         largest[key] = max(ratio, largest.get(key, 0.0))
     for (run, cause), ratio in largest.items():
         change = changes.get(cause, "")
+        advice = advised.get((run, cause)) or f"{change[:1].upper()}{change[1:]}"
         finding = Finding(
             cause=cause,
             severity="info" if cause.endswith("saturated") else "warning",
             title=cause.replace("_", " "),
             ratio=ratio,
             evidence=(),
-            advice=f"{change[:1].upper()}{change[1:]}{'. ' if change else ''}The evidence is on the node's own page "
+            advice=f"{advice}{'. ' if advice else ''}The evidence is on the node's own page "
             "(gpuwatch dashboard), not in Prometheus.",
         )
         found.setdefault(run, []).append(finding)

@@ -267,7 +267,7 @@ def test_what_to_do_is_known_of_every_cause_that_an_alert_names() -> None:
             f"gpuwatch/alerting/alerts.yml, changes: {alert}: one line for each of its causes"
         )
     named = {rule.alert for rule in RULES if rule.alert}
-    single = {"EpochPauses", "ShmForecast", "RunStalled", "RunHung", "Straggler", "GpuHeldIdle", "GpuThrottled"}
+    single = {"EpochPauses", "ShmForecast", "RunStalled", "RunHung", "GpuHeldIdle", "GpuThrottled"}
     assert named - set(changes) - {"RunKilled"} == single, "the alert's own advice is about its one cause"
 
 

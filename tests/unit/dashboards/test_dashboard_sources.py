@@ -221,6 +221,13 @@ def test_prometheus_findings_of_a_run_on_many_nodes_are_one_each() -> None:
     assert [(finding.cause, finding.ratio) for finding in run.findings] == [("input_cpu", 0.5)]
 
 
+def test_prometheus_findings_advise_what_the_agent_exported_and_without_it_what_is_known_of_the_cause() -> None:
+    advice = "num_workers 0 → 8 (1.20× to 2.60× the throughput)"
+    info = [({"run": "r1", "cause": "input_single_process", "advice": advice}, 1.0)]
+    [run] = prometheus({**VECTORS, "gpuwatch_finding_info": info}).runs()
+    assert run.findings[0].advice.startswith("num_workers 0 → 8 (1.20× to 2.60× the throughput). ")
+
+
 def test_prometheus_run_that_is_over_is_judged_by_its_whole() -> None:
     gone = {k: v for k, v in VECTORS.items() if not k.startswith(("increase", "gpuwatch_run_up", "gpuwatch_finding"))}
     [run] = prometheus(gone).runs()
