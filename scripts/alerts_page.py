@@ -19,7 +19,7 @@ _HEAD = """# Alerts
 All alerts of `gpuwatch rules`, by severity. `critical`: GPUs make no progress, or nothing measures them. `warning`: GPU
 time is being lost. `info`: GPU time could be saved. *for*: how long the expression must hold; the windows that it reads come on top. After that an alert is
 held for {keep} (`keep_firing_for_s`), because a series that vanished is not a problem that was fixed; {at_once}
-resolve at once, and so do the alerts about a run when the run has ended. Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); those that end with
+resolve at once, and so do the alerts about a run or a job when it has ended. Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); those that end with
 `_s` are in seconds. {shared} default to {of} of the section `[thresholds]`.
 
 The rules are the templates [recording.yml](../../gpuwatch/alerting/recording.yml) and
@@ -36,7 +36,9 @@ def page() -> str:
     """Return the page."""
     filled = {rule["alert"]: rule for group in groups() for rule in group["rules"] if "alert" in rule}
     in_order = sorted(alerts().items(), key=lambda item: _ORDER.find(item[1]["labels"]["severity"]))
-    at_once = ", ".join(name for name, rule in alerts().items() if not {"keep_firing_for", "run_alert"} & set(rule))
+    at_once = ", ".join(
+        name for name, rule in alerts().items() if not {"keep_firing_for", "run_alert", "held_by"} & set(rule)
+    )
     shared, of = (", ".join(f"`{name}`" for name in names) for names in (SHARED, SHARED.values()))
     head = _HEAD.format(keep=duration(DEFAULTS["keep_firing_for_s"]), at_once=at_once, shared=shared, of=of)
     return head + "".join(_row(rule, filled[name]) for name, rule in in_order)

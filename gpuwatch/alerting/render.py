@@ -103,30 +103,36 @@ def names(value: Any) -> set[str]:
 
 
 def _rules(rule: Rule, values: Mapping[str, str], thresholds: AlertThresholds) -> list[Rule]:
-    """Return a rule, filled in; before an alert about a run the record of its condition."""
+    """Return a rule, filled in; before an alert that its expression holds the record of its condition."""
     entry: Rule = _fill({key: value for key, value in rule.items() if key not in ("when", "for_each")}, values)
     # 0s is what Prometheus takes where the key is missing.
     entry = {key: value for key, value in entry.items() if not (key in ("for", "keep_firing_for") and value == "0s")}
-    if (by := entry.pop("run_alert", None)) is None:
+    own, by = entry.pop("run_alert", None), entry.pop("held_by", None)
+    if own is None and by is None:
         return [entry]
     record = {"record": f"alert:{entry['alert']}:value", "expr": entry["expr"]}
-    return [record, entry | {"expr": _held(entry["alert"], record["record"], by, values, thresholds)}]
+    return [record, entry | {"expr": _held(entry["alert"], record["record"], own, by or own, values, thresholds)}]
 
 
-def _held(alert: str, record: str, by: str, values: Mapping[str, str], thresholds: AlertThresholds) -> str:
-    """Return the expression of an alert about a run: held like keep_firing_for, but not past the run's end; with its owner.
+def _held(
+    alert: str, record: str, own: str | None, by: str, values: Mapping[str, str], thresholds: AlertThresholds
+) -> str:
+    """Return the expression of an alert: held like keep_firing_for, but not past the end of the run or job; of `run_alert` with its owner.
 
     A rule cannot resolve an alert that keep_firing_for holds. What fired at the last evaluation is in the series ALERTS.
     """
+    ended = _fill("${ended_job}" if "job_id" in by else "${ended_run}", values)
     held = record
     if thresholds.keep_firing_for_s:
         held = (
             f"(\n  {record}\n  or last_over_time({record}[{values['keep_firing_for']}])"
-            f'\n  and on ({by}) ALERTS{{alertname="{alert}",alertstate="firing"}}\n)'
+            f'\n  and on ({by}) ALERTS{{alertname="{alert}",alertstate="firing"}}'
+            f"{'' if own else chr(10) + '  unless on ' + ended}\n)"
         )
-    ended = f"last_over_time(run:gpuwatch_run_up:max[{values['held_window']}]) == 0"
+    if own is None:
+        return held
     labels = values["run_owner_labels"] + ("" if "instance" in by else ", instance")
-    return f"({held} unless on (job, run) {ended})\n* on (job, run) group_left ({labels}) run:gpuwatch_run_info:one"
+    return f"({held} unless on {ended})\n* on (job, run) group_left ({labels}) run:gpuwatch_run_info:one"
 
 
 def _changes(alert: str, changes: Mapping[str, str]) -> dict[str, str]:

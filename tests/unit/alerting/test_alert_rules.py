@@ -55,7 +55,8 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
     assert ">= 7.5 * run_rank_state:gpuwatch_run_training_seconds:share30s{state=" in condition["expr"]
     assert starved["for"] == "5s"
     assert "last_over_time(alert:GpuStarved:value[500ms])" in starved["expr"]
-    assert rules["GpuHeldIdle"]["keep_firing_for"] == "500ms"
+    assert rules["GpuLost"]["keep_firing_for"] == "500ms"
+    assert "last_over_time(alert:GpuHeldIdle:value[500ms])" in rules["GpuHeldIdle"]["expr"]
     assert "run_rank_state:gpuwatch_run_training_seconds:share30s" in rules
     assert rules["ShmNearlyFull"]["expr"].endswith("> 0.8")
     assert rules["GpuHeldIdle"]["for"] == "90m"
@@ -182,7 +183,7 @@ def test_a_changed_threshold_changes_the_rules_that_name_it_and_no_others(each: 
     own |= {name for text in texts for name, value in text.items() if names(value) & own}
     named = {name for name, rule in alerts().items() if names(rule) & own}
     if each.name == "keep_firing_for_s":
-        named |= {name for name, rule in alerts().items() if "run_alert" in rule}
+        named |= {name for name, rule in alerts().items() if {"run_alert", "held_by"} & set(rule)}
     assert named == differ & set(alerts()), "an alert names its threshold"
     assert differ, f"no rule has {each.name}"
 
