@@ -75,6 +75,15 @@ def test_links_take_a_site_s_own_addresses() -> None:
     assert annotations["dashboard_url"].startswith("https://grafana.example/d/gpuwatch-run?var-run=")
 
 
+def test_by_default_a_runbook_is_that_of_the_alert_s_own_node_where_its_name_is_an_address() -> None:
+    """Not `agent:9478`, which only containers of the compose file know; nor a node's name without a port, as the Helm chart sets it."""
+    link = rules_of(render())["GpuHeldIdle"]["annotations"]["runbook_url"]
+    assert link.startswith(
+        "http://{{ if and (match `:[0-9]+$` $labels.instance) (ne $labels.instance `agent:9478`) }}{{ $labels.instance }}"
+    )
+    assert link.endswith("{{ else }}127.0.0.1:9478{{ end }}/docs/runbooks/GpuHeldIdle.md")
+
+
 def test_every_kind_of_gpu_time_is_recorded() -> None:
     rules = [rule for group in yaml.safe_load(render())["groups"] for rule in group["rules"] if "record" in rule]
     kinds = {rule["labels"]["kind"] for rule in rules if rule["record"] == "gpu_kind:gpuwatch_gpu_seconds:rate5m"}
@@ -177,7 +186,7 @@ def test_a_changed_threshold_changes_the_rules_that_name_it_and_no_others(each: 
     differ |= {
         name.split(":")[1] for name in differ if name.startswith("alert:")
     }  # the condition of an alert about a run
-    own = {each.name, each.name.removesuffix("_s")}
+    own = {each.name, each.name.removesuffix("_s"), f"own_{each.name}"}
     texts = [template(name)["texts"] for name in TEMPLATES]
     own |= {name for text in texts for name, value in text.items() if names(value) & own}
     own |= {name for text in texts for name, value in text.items() if names(value) & own}
@@ -221,7 +230,8 @@ def test_every_alert_has_its_runbook_and_its_link_leads_there(name: str) -> None
     runbook = (ROOT / f"docs/runbooks/{name}.md").read_text()
     assert runbook.startswith(f"# {name}\n")
     assert "**Meaning.**" in runbook and "**Confirm.**" in runbook and "**Do.**" in runbook
-    assert alerts()[name]["annotations"]["runbook_url"] == f"${{runbooks}}/{name}.md"
+    runbooks = "own_runbooks" if name == "GpuwatchAgentDown" else "runbooks"  # that agent serves none
+    assert alerts()[name]["annotations"]["runbook_url"] == f"${{{runbooks}}}/{name}.md"
 
 
 def test_every_runbook_belongs_to_an_alert_and_its_links_lead_somewhere() -> None:
