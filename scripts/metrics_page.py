@@ -24,7 +24,8 @@ its user are in `gpuwatch_run_info`.
 
 Series that stay at 0 are not served. A counter that is served from its first count on is 0 for two scrapes first, so that `increase` sees
 the rise; a ledger's other states and its watermark wait with it, so that shares add up at every sample. A run's series go when two scrapes
-have taken them after its end, its `gpuwatch_run_up` two minutes after it (five where it was lost); its totals stay in the agent's API.
+have taken them after its end, its `gpuwatch_run_up` two minutes after it (five where it was lost), those of its job with its own if it ended well, else with
+`gpuwatch_run_up`; its totals stay in the agent's API.
 
 "Read by" lists alerts, panels (in quotes) and recorded series. The pages, `gpuwatch top` and reports read more of them through the API.
 
