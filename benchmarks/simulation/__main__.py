@@ -22,7 +22,7 @@ def simulate(
 
     `/sd` lists all nodes, one path each, for Prometheus' HTTP service discovery (`http_sd_configs`).
     """
-    free_port_or_error("--port", host, port)
+    free_port_or_error(host, port)
     address = f"{host}:{port}"
     fleet = Fleet(nodes, gpus, seed, time.time(), time.time, address)
     typer.echo(

@@ -172,14 +172,10 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     # A group need not wait longer than the window that it reads.
     values["ledger_interval"] = duration(min(_LEDGER_INTERVAL_S, thresholds.ledger_window_s))
     values["baseline_interval"] = duration(min(_BASELINE_INTERVAL_S, thresholds.ledger_window_s))
-    values["runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
-    values["own_runbooks"] = values["runbooks"]
-    if (
-        values["runbooks"] == RUNBOOKS
-    ):  # of the node that the alert is about, where its name has a port and is not that of a container
-        agent = "(match `:[0-9]+$` $labels.instance) (ne $labels.instance `agent:9478`)"
-        host = f"{{{{ if and {agent} }}}}{{{{ $labels.instance }}}}{{{{ else }}}}127.0.0.1:9478{{{{ end }}}}"
-        values["runbooks"] = RUNBOOKS.replace("127.0.0.1:9478", host)
+    values["own_runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
+    values["runbooks"] = (
+        values["own_runbooks"] if thresholds.runbooks != RUNBOOKS else RUNBOOKS.replace("127.0.0.1:9478", "${agent}")
+    )
     phases = (getattr(thresholds, f"phase_{state}_s") for state in ("eval", "checkpoint", "startup", "other"))
     values["longest_phase_s"] = f"{max(phases):g}"
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))

@@ -62,13 +62,10 @@ class Finding(msgspec.Struct, frozen=True):
 
     def brief(self, rank: int) -> str:
         """Return what it advises, with the gain, or of a hang of this rank the place; at most 160 characters, that act on no terminal."""
-        places = (
-            f"rank {rank}: " * (each.what == "activity") + each.text
-            for each in self.evidence
-            if each.what in ("late", "activity")
-        )
+        texts = {each.what: each.text for each in reversed(self.evidence)}
+        place = texts.get("late") or ("activity" in texts and f"rank {rank}: {texts['activity']}")
         gain = self.gain and f" ({self.gain} the throughput)"
-        text, room = harmless(next(places, self.advice)), 160 - len(gain)
+        text, room = harmless(place or self.advice), 160 - len(gain)
         return (text if len(text) <= room else f"{text[: room - 1]}…") + gain
 
 
