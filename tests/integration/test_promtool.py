@@ -351,7 +351,11 @@ def run_scenarios(directory: Path, scenarios: Path, rules: str) -> subprocess.Co
 
 def _needed(rules: str, scenarios: str) -> str:
     groups = yaml.safe_load(rules)["groups"]
-    made = [(rule.get("alert") or rule["record"], rule["expr"]) for group in groups for rule in group["rules"]]
+    made = [
+        (rule.get("alert") or rule["record"], f"{rule['expr']} {rule.get('annotations', '')}")
+        for group in groups
+        for rule in group["rules"]
+    ]
     needed = new = set(re.findall(r"[\w:]+", scenarios))
     while new:
         new = {word for name, expr in made if name in new for word in re.findall(r"[\w:]+", expr)} - needed
