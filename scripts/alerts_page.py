@@ -21,7 +21,7 @@ is being lost. `info`: GPU time could be saved. The column *for* is how long the
 the windows of the expression.
 
 When the expression no longer holds, an alert keeps firing for {keep} (`keep_firing_for_s`), because a series that
-vanished does not mean that the problem is fixed. Alerts about a run resolve when the run has ended, and these
+vanished does not mean that the problem is fixed. Alerts about a run or a job resolve when it has ended, and these
 resolve at once: {at_once}.
 
 Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); keys that end with `_s` are
@@ -42,7 +42,9 @@ def page() -> str:
     """Return the page."""
     filled = {rule["alert"]: rule for group in groups() for rule in group["rules"] if "alert" in rule}
     in_order = sorted(alerts().items(), key=lambda item: _ORDER.find(item[1]["labels"]["severity"]))
-    at_once = ", ".join(name for name, rule in alerts().items() if not {"keep_firing_for", "run_alert"} & set(rule))
+    at_once = ", ".join(
+        name for name, rule in alerts().items() if not {"keep_firing_for", "run_alert", "held_by"} & set(rule)
+    )
     shared = ",\n".join(f"`{name}` (`{of}`)" for name, of in SHARED.items())
     head = _HEAD.format(keep=duration(DEFAULTS["keep_firing_for_s"]), at_once=at_once, shared=shared)
     return head + "".join(_row(rule, filled[name]) for name, rule in in_order)

@@ -26,7 +26,8 @@ and user of a run are in `gpuwatch_run_info`.
 Series that stay at 0 are not exported. A counter that appears with its first increment is exported as 0 for two scrapes
 first, so that `increase` sees the rise; the ledger's other states and its watermark are delayed with it, so that shares
 add up at every sample. After the end of a run, its series end when two scrapes have read them, and `gpuwatch_run_up`
-two minutes later (five if the run was lost); its totals stay in the agent's API.
+two minutes later (five if the run was lost). The series of its job end with its own if it ended well, else with
+`gpuwatch_run_up`. Its totals stay in the agent's API.
 
 "Read by" lists alerts, panels (in quotes) and recorded series. The pages, `gpuwatch top` and reports also read metrics
 through the API.

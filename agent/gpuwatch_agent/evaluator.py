@@ -23,6 +23,7 @@ from gpuwatch_agent.runs.window import RecentSamples, host_facts, node_window, r
 
 BEGIN_AFTER_NS = 3_000_000_000
 END_AFTER_NS = 10_000_000_000
+_SETTLED_AFTER_NS = 15_000_000_000
 
 
 @dataclass
@@ -42,6 +43,8 @@ class FindingTracker:
             if now_ns - entry.since_ns >= BEGIN_AFTER_NS:
                 entry.active = True
                 self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
+            if now_ns - entry.since_ns >= _SETTLED_AFTER_NS:
+                entry.brief = entry.brief or finding.brief(rank)
         for key, entry in list(self.entries.items()):
             gone_ns = now_ns - entry.seen_ns
             if key[:2] == (run, rank) and gone_ns > (END_AFTER_NS if entry.active else BEGIN_AFTER_NS):
@@ -56,7 +59,7 @@ class FindingTracker:
         """A run has ended, for this reason if it is known: active at once, until the next `end_run`; earlier findings are over."""
         self.end_run(run, rank)
         if finding is not None:
-            entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True)
+            entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True, brief=finding.brief(rank))
             self.entries[run, rank, finding.cause, finding.gpu or ""] = entry
             self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
 

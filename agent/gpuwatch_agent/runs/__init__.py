@@ -97,6 +97,10 @@ class Run(msgspec.Struct, eq=False):
         return self.run, self.rank
 
     @property
+    def ended_well(self) -> bool:
+        return self.status == ENDED and not any(sender.failed for sender in [*self.senders.values()][-1:])
+
+    @property
     def live_hello(self) -> wire.Hello | None:
         """The last Hello while the run is running."""
         return self.hello if self.status == RUNNING else None

@@ -27,6 +27,7 @@ class ActiveFinding:
     since_ns: int
     seen_ns: int  # the same on the agent's monotonic clock: the wall clock may be set
     active: bool = False
+    brief: str = ""  # the finding's own, as it was once its numbers had settled; empty: not yet
     stacks_taken: bool = False  # stacks were requested
     stacks: Stacks | None = None  # the processes' stacks when it began; None: none were taken
 

@@ -143,6 +143,7 @@ KNOWN: dict[str, Accepted] = {
         "ipc:///absolute/path.sock or tcp://ADDRESS:PORT",
     ),
     **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "NODE", "GRAFANA_PASSWORD", "TOKEN", "API_TOKEN")},
+    "GPUWATCH_AGENT_ADDRESS": _ANY,
     **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO")},
     "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
     "GPUWATCH_AUTO_SCRIPT": _ANY,
@@ -154,6 +155,7 @@ KNOWN: dict[str, Accepted] = {
         for name in ("HISTORY", "CONFIG", "TOKEN_FILE", "API_TOKEN_FILE", "CLIENT_CERT", "OOM_SNAPSHOT")
     },
     **{f"GPUWATCH_{name}": _URL for name in ("AGENT", "AGENT_URL", "PROMETHEUS", "PROMETHEUS_URL", "OTLP")},
+    "GPUWATCH_ALERTMANAGER_URL": _URL,
     "GPUWATCH_RUN_DIR": (lambda value: value.startswith("/"), "an absolute path"),
     "GPUWATCH_GPU_HOUR": (parse_price, "a price and its currency, as in 4.2 EUR"),
     **{f"GPUWATCH_{name}_PORT": _PORT for name in _SERVICES},

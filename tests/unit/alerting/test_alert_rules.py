@@ -57,7 +57,8 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
     assert ">= 7.5 * run_rank_state:gpuwatch_run_training_seconds:share30s{state=" in condition["expr"]
     assert starved["for"] == "5s"
     assert "last_over_time(alert:GpuStarved:value[500ms])" in starved["expr"]
-    assert rules["GpuHeldIdle"]["keep_firing_for"] == "500ms"
+    assert rules["GpuLost"]["keep_firing_for"] == "500ms"
+    assert "last_over_time(alert:GpuHeldIdle:value[500ms])" in rules["GpuHeldIdle"]["expr"]
     assert "run_rank_state:gpuwatch_run_training_seconds:share30s" in rules
     assert rules["ShmNearlyFull"]["expr"].endswith("> 0.8")
     assert rules["GpuHeldIdle"]["for"] == "90m"
@@ -74,6 +75,15 @@ def test_links_take_a_site_s_own_addresses() -> None:
     annotations = rules_of(render(own))["RunStalled"]["annotations"]
     assert annotations["runbook_url"] == "https://wiki.example/gpuwatch/RunStalled.md"
     assert annotations["dashboard_url"].startswith("https://grafana.example/d/gpuwatch-run?var-run=")
+
+
+def test_by_default_a_runbook_is_that_of_the_alert_s_own_node_where_its_name_is_an_address() -> None:
+    """Not `agent:9478`, which only containers of the compose file know; nor a node's name without a port, as the Helm chart sets it."""
+    link = rules_of(render())["GpuHeldIdle"]["annotations"]["runbook_url"]
+    assert link.startswith(
+        "http://{{ if and (match `:[0-9]+$` $labels.instance) (ne $labels.instance `agent:9478`) }}{{ $labels.instance }}"
+    )
+    assert link.endswith("{{ else }}127.0.0.1:9478{{ end }}/docs/runbooks/GpuHeldIdle.md")
 
 
 def test_every_kind_of_gpu_time_is_recorded() -> None:
@@ -178,13 +188,13 @@ def test_a_changed_threshold_changes_the_rules_that_name_it_and_no_others(each: 
     differ |= {
         name.split(":")[1] for name in differ if name.startswith("alert:")
     }  # the condition of an alert about a run
-    own = {each.name, each.name.removesuffix("_s")}
+    own = {each.name, each.name.removesuffix("_s"), f"own_{each.name}"}
     texts = [template(name)["texts"] for name in TEMPLATES]
     own |= {name for text in texts for name, value in text.items() if names(value) & own}
     own |= {name for text in texts for name, value in text.items() if names(value) & own}
     named = {name for name, rule in alerts().items() if names(rule) & own}
     if each.name == "keep_firing_for_s":
-        named |= {name for name, rule in alerts().items() if "run_alert" in rule}
+        named |= {name for name, rule in alerts().items() if {"run_alert", "held_by"} & set(rule)}
     assert named == differ & set(alerts()), "an alert names its threshold"
     assert differ, f"no rule has {each.name}"
 
@@ -222,7 +232,8 @@ def test_every_alert_has_its_runbook_and_its_link_leads_there(name: str) -> None
     runbook = (ROOT / f"docs/runbooks/{name}.md").read_text()
     assert runbook.startswith(f"# {name}\n")
     assert "**Meaning.**" in runbook and "**Confirm.**" in runbook and "**Do.**" in runbook
-    assert alerts()[name]["annotations"]["runbook_url"] == f"${{runbooks}}/{name}.md"
+    runbooks = "own_runbooks" if name == "GpuwatchAgentDown" else "runbooks"  # that agent serves none
+    assert alerts()[name]["annotations"]["runbook_url"] == f"${{{runbooks}}}/{name}.md"
 
 
 def test_every_runbook_belongs_to_an_alert_and_its_links_lead_somewhere() -> None:
@@ -320,7 +331,7 @@ def test_what_to_do_is_known_of_every_cause_that_an_alert_names() -> None:
             f"gpuwatch/alerting/alerts.yml, changes: {alert}: one line for each of its causes"
         )
     named = {rule.alert for rule in RULES if rule.alert}
-    single = {"EpochPauses", "ShmForecast", "RunStalled", "RunHung", "Straggler", "GpuHeldIdle", "GpuThrottled"}
+    single = {"EpochPauses", "ShmForecast", "RunStalled", "RunHung", "GpuHeldIdle", "GpuThrottled"}
     assert named - set(changes) - {"RunKilled"} == single, "the alert's own advice is about its one cause"
 
 
