@@ -81,7 +81,7 @@ def test_by_default_a_runbook_is_that_of_the_alert_s_own_node_where_its_name_is_
     """Not `agent:9478`, which only containers of the compose file know; nor a node's name without a port, as the Helm chart sets it."""
     link = rules_of(render())["GpuHeldIdle"]["annotations"]["runbook_url"]
     assert link.startswith(
-        "http://{{ if and (match `:[0-9]+$` $labels.instance) (ne $labels.instance `agent:9478`) }}{{ $labels.instance }}"
+        "http://{{ $node := or $labels.instance `agent:9478` }}{{ if and (match `:[0-9]+$` $node) (ne $node `agent:9478`) }}{{ $node }}"
     )
     assert link.endswith("{{ else }}127.0.0.1:9478{{ end }}/docs/runbooks/GpuHeldIdle.md")
 
