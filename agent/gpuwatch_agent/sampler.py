@@ -61,7 +61,6 @@ class Sampler:
         self._receiver = receiver
         self._history, self.writer = history, HistoryWriter(history)
         self._retention_s = RetentionClock()
-        self._roots = roots
         self._boot_id = boot_id
         self._full = settings.series == "full"
         self._served = exporter.Served(self._full)

@@ -64,6 +64,7 @@ def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
 
 Segment = tuple[int, int, str]  # (begin, end, state)
 
+_NEVER_NS = 1 << 63
 _KEPT = 128
 """Stretches: a minute at two messages per second. Older ones are joined: their sums stay, their order is lost."""
 KEPT_BYTES, KEPT_BYTES_OF_ALL = 128 << 10, 10 << 20
@@ -175,16 +176,9 @@ class Trace:
 
     def parts_after(self, at_ns: int) -> dict[str, int]:
         """Return the time by state that lies after a moment."""
-        parts: dict[str, int] = {}
-        for stretch in reversed(self._stretches):
-            if stretch.end_ns <= at_ns:
-                break
-            whole = stretch.begin_ns >= at_ns
-            for state, ns in (stretch.parts_ns if whole else parts_of(cut([*arrange(stretch)], at_ns))).items():
-                parts[state] = parts.get(state, 0) + ns
-        return parts
+        return parts_of(self.segments(at_ns))
 
-    def segments(self, after_ns: int, until_ns: int) -> list[Segment]:
+    def segments(self, after_ns: int, until_ns: int = _NEVER_NS) -> list[Segment]:
         """Return the states between two moments, in order."""
         found: list[Segment] = []
         for stretch in self._stretches:
@@ -193,7 +187,7 @@ class Trace:
         return cut(found, after_ns, until_ns)
 
 
-def cut(segments: list[Segment], after_ns: int, until_ns: int | None = None) -> list[Segment]:
+def cut(segments: list[Segment], after_ns: int, until_ns: int = _NEVER_NS) -> list[Segment]:
     """Return the part of these segments that lies between two moments."""
-    clipped = [(max(b, after_ns), e if until_ns is None else min(e, until_ns), state) for b, e, state in segments]
+    clipped = [(max(begin_ns, after_ns), min(end_ns, until_ns), state) for begin_ns, end_ns, state in segments]
     return [segment for segment in clipped if segment[1] > segment[0]]
