@@ -47,18 +47,13 @@ class FindingTracker:
             if key[:2] == (run, rank) and gone_ns > (END_AFTER_NS if entry.active else BEGIN_AFTER_NS):
                 del self.entries[key]
 
-    def end_run(self, run: str, rank: int) -> None:
-        """Drop the findings of a run that has ended."""
-        for key in [key for key in self.entries if key[:2] == (run, rank)]:
-            del self.entries[key]
-
-    def end_with(self, run: str, rank: int, finding: Finding | None, now_ns: int, now_s: float) -> None:
+    def end_run(self, run: str, rank: int, why: Finding | None, now_ns: int, now_s: float) -> None:
         """A run has ended, for this reason if it is known: active at once, until the next `end_run`; earlier findings are over."""
-        self.end_run(run, rank)
-        if finding is not None:
-            entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True)
-            self.entries[run, rank, finding.cause, finding.gpu or ""] = entry
-            self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
+        self.entries = {key: entry for key, entry in self.entries.items() if key[:2] != (run, rank)}
+        if why is not None:
+            entry = ActiveFinding(why, now_s, now_s, now_ns, now_ns, active=True)
+            self.entries[run, rank, why.cause, why.gpu or ""] = entry
+            self.causes_seen.setdefault((run, rank), set()).add(why.cause)
 
     def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
         """Forget every run except these and the node itself."""
@@ -137,12 +132,12 @@ class Evaluator:
             found = [entry.finding for entry in self.findings.active(*run.key)]
             verdict = give_verdict(window, found, self._thresholds) if window.states_s else None
             if run.status != RUNNING:
-                self.findings.end_with(*run.key, why_it_ended(window, self._thresholds), now_ns, now_s)
+                self.findings.end_run(*run.key, why_it_ended(window, self._thresholds), now_ns, now_s)
             findings = tuple(map(finding_view, self.findings.active(*run.key)))
         else:
             recent, verdict, findings = before.recent, before.verdict, before.findings
             if run.status != RUNNING:
-                self.findings.end_run(*run.key)
+                self.findings.end_run(*run.key, None, now_ns, now_s)
                 self.views[run.key] = before
                 return
         ledger = run.ledger
