@@ -138,9 +138,8 @@ def _columns(taken: LastSteps) -> StepColumns:
             rest = (device_rest or 0.0) + (host_wait or 0.0)
             rows.append((felt, device_copy or 0.0, rest, bool(first), max(0.0, wait - felt)))
     waits, copies, rests, firsts, hiddens = zip(*rows, strict=True) if rows else ((),) * 5
-    return StepColumns(
-        waits, copies, rests, firsts, hiddens if any(felt is not None for felt in taken.input_wait_s) else ()
-    )
+    on_device = any(felt is not None for felt in taken.input_wait_s)
+    return StepColumns(waits, copies, rests, firsts, hiddens if on_device else ())
 
 
 def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatistics | None:
