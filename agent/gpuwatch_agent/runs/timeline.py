@@ -103,16 +103,13 @@ def arrange(stretch: Stretch) -> list[Segment]:
 
 
 def _fill_gaps(stretch: Stretch, placed: list[Segment], left: dict[str, int]) -> Iterator[Segment]:
-    rest = [(state, ns) for state, ns in left.items() if ns > 0]
     at_ns = stretch.begin_ns
     for begin_ns, end_ns, state in (*placed, (stretch.end_ns, stretch.end_ns, "")):
-        while at_ns < begin_ns and rest:
-            filler, ns = rest.pop(0)
-            until_ns = min(begin_ns, at_ns + ns)
-            yield at_ns, until_ns, filler
-            if ns > until_ns - at_ns:
-                rest.insert(0, (filler, ns - (until_ns - at_ns)))
-            at_ns = until_ns
+        for filler in left:
+            if (ns := min(left[filler], begin_ns - at_ns)) > 0:
+                yield at_ns, at_ns + ns, filler
+                left[filler] -= ns
+                at_ns += ns
         if state:
             yield begin_ns, end_ns, state
         at_ns = end_ns
