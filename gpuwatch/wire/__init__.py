@@ -30,7 +30,6 @@ MAX_WORKERS = 1024
 MAX_GROUPS = 16
 MAX_CONCLUSION_BYTES = 1 << 15
 
-
 HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
 DEVICE_COLUMNS = ("input_wait_ns", "host_wait_ns", "device_transfer_ns", "device_compute_ns")
 STEP_COLUMNS = (*HOST_COLUMNS, *DEVICE_COLUMNS, "comm_wait_ns")

@@ -128,8 +128,7 @@ class Run(msgspec.Struct, eq=False):
             if self.status == LOST:
                 self._resume()
             return False
-        columns = message.columns if isinstance(message, wire.Steps) else None
-        self._book(sender, message.totals, columns, now_ns, now_s)
+        self._book(sender, message, now_ns, now_s)
         self._resume()
         if isinstance(message, wire.Steps):
             self.activity, self.standstill = message.activity, message.standstill
@@ -237,9 +236,8 @@ class Run(msgspec.Struct, eq=False):
             self.before = add_counters(self.before, self.senders.pop(oldest).sent)
         return sender
 
-    def _book(
-        self, sender: Sender, totals: wire.Totals, columns: Mapping[str, bytes] | None, now_ns: int, now_s: float
-    ) -> None:
+    def _book(self, sender: Sender, message: wire.Steps | wire.Bye, now_ns: int, now_s: float) -> None:
+        totals, columns = message.totals, message.columns if isinstance(message, wire.Steps) else None
         start_ns, watermark_ns = totals.start_ns + sender.offset_ns, totals.watermark_ns + sender.offset_ns
         started_s = now_s - (now_ns - start_ns) / 1e9
         if sender.sent is None:
