@@ -5,8 +5,6 @@ GPU-hour costs. [notify]: notifications without Alertmanager. [stacks]: automati
 class, with its bounds; no section is required.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

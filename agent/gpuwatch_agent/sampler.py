@@ -11,14 +11,12 @@ from pathlib import Path
 import msgspec
 
 from gpuwatch import __version__, wire
-from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.config import AgentSettings
-from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.config import Config
 from gpuwatch.errors import ProtocolError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
-from gpuwatch_agent.collectors.node import DEFAULTS, Roots
+from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
@@ -48,34 +46,26 @@ _FINDINGS_EVERY = 5  # ticks between two updates of an active finding in the his
 class Sampler:
     """Owns the agent's state: only this thread changes it."""
 
-    def __init__(
-        self,
-        receiver: Receiver,
-        history: History,
-        roots: Roots,
-        boot_id: str,
-        settings: AgentSettings = DEFAULTS,
-        thresholds: Thresholds = THRESHOLDS,
-        prices: Prices | None = None,
-    ) -> None:
+    def __init__(self, receiver: Receiver, history: History, config: Config, boot_id: str) -> None:
+        own, thresholds = config.agent, config.thresholds
+        roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
         self._receiver = receiver
         self._history, self.writer = history, HistoryWriter(history)
         self._retention_s = RetentionClock()
-        self._roots = roots
         self._boot_id = boot_id
-        self._full = settings.series == "full"
+        self._full = own.series == "full"
         self._served = exporter.Served(self._full)
-        self._gpu_collector = gpu_source(roots, settings)
+        self._gpu_collector = gpu_source(roots, own)
         self._collectors = CollectorRunner(build(roots, self._gpu_collector))
         self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
         self._runs = RunRegistry(boot_id, self._table.alive, self._table.is_peer)
-        self._allocations = AllocationWatch(Path(settings.allocations), Path(settings.pod_resources))
+        self._allocations = AllocationWatch(Path(own.allocations), Path(own.pod_resources))
         self._jobs = Jobs(thresholds)
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
         self._workers = WorkerWatch(self._table)
         self._oom = OomWatch(self._table)
         self._node = RecentSamples()
-        self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds, prices or Prices())
+        self._evaluator = Evaluator(self._node, self._workers, self._table, config)
         self._ticks_done = self._offset_ns = 0
         self.ticked_s = time.monotonic()  # when the last tick ended, on the monotonic clock
         self._kept_findings: Collection[tuple[tuple[str, int, str, str], bool]] = ()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from gpuwatch.api.client import Client, without_password
 from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
@@ -69,7 +70,7 @@ def _job(agent_url: str) -> str:
     wasted_s = sum(job.states.get(state, 0.0) for state in ("down", "restart", "redone", "lost"))
     verdict += f", {percent(wasted_s / wall_s)} went into restarts and repeated steps"
     gain = "".join(f"\n  {found.advice.capitalize()}: {found.gain} the throughput, predicted" for found in job.findings)
-    return f"{job_text(job)}\n\nVerdict: {verdict}{gain}"
+    return f"{job_text(asdict(job))}\n\nVerdict: {verdict}{gain}"
 
 
 def _print_verdicts(training: Child, agent_url: str, begun: float) -> None:

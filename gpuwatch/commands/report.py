@@ -16,7 +16,7 @@ from gpuwatch.formatting import as_json, file_name, harmless
 from gpuwatch.tools.reports.comparison import Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather, last_two
-from gpuwatch.tools.reports.job import job_text, joined, joined_text, of_runs
+from gpuwatch.tools.reports.job import job_text, joined, of_runs
 from gpuwatch.tools.reports.model import RunReport, from_json
 from gpuwatch.wire import MAX_NAME
 
@@ -53,7 +53,8 @@ def report(
     if job is not None:
         if history is not None or markdown or gates:
             raise ConfigError("--job prints text or --json: leave out --history, --markdown and --fail-on")
-        _write(_job(job, agent, prometheus, json), output)
+        ledger = _job(job, agent, prometheus)
+        _write(as_json(ledger) if json else job_text(ledger), output)
         return
     found = _load_run(_open_source(agent, history), run, config)
     failed = broken(found, gates)
@@ -144,7 +145,7 @@ def _array_task(name: str) -> list[str]:
     return []
 
 
-def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
+def _job(name: str, agent: str, prometheus: str | None) -> dict[str, Any]:
     """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711, 4711_2 a task of an array. Raises: ConfigError."""
     own = name.removeprefix("slurm:")[:MAX_NAME]  # as messages have it
     names = [name[:MAX_NAME], own, *_array_task(own)]
@@ -153,14 +154,13 @@ def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
         whole = next((job for each in names if (job := joined(site, each, time.time())) is not None), None)
         if whole is None:
             raise ConfigError(f"--job {name}: {site.where} has no series of it; load the rules of `gpuwatch rules`")
-        return as_json(whole) if json else joined_text(whole)
+        return whole
     source = Client(agent, "give --agent URL").caught_up()
     jobs = {job.job: job for job in source.jobs()}
     found = next((jobs[each] for each in names if each in jobs), None)
     if found is None:
         none = "none; a job needs a scheduler's id, GPUWATCH_JOB, or a resumed run"
         raise ConfigError(f"--job {name}: no such job on this node; known: {', '.join([*jobs][:10]) or none}")
-    held: dict[str, Any] = {}
     with suppress(SourceError):  # the history cannot be read now
-        held = of_runs(run for run in source.runs(kept=True) if run.run in found.runs)
-    return as_json({**asdict(found), **held}) if json else job_text(found, held)
+        return asdict(found) | of_runs(run for run in source.runs(kept=True) if run.run in found.runs)
+    return asdict(found)

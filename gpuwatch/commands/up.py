@@ -174,9 +174,7 @@ def free_port_or_error(host: str, port: int) -> None:
 
 def free_port(wanted: int) -> int:
     """Return `wanted` if it is free on loopback, else any free port."""
-    try:
-        free_port_or_error("127.0.0.1", wanted)
-    except ConfigError:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
+    for port in (wanted, 0):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as probe:
             return int(probe.getsockname()[1])
     return wanted
