@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpuwatch.hook.batches import loader_inside, loader_settings, of_threads, size_bytes
+from gpuwatch.hook.batches import loader_of_a_thread, loader_settings, size_bytes
 from gpuwatch.hook.identity import Membership, asynchronous_framework
 from gpuwatch.hook.loader_health import LoaderHealth
 from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
@@ -157,7 +157,7 @@ class Session:
         """Steps are bounded by an optimizer from now on."""
         accounts = self.publisher.accounts
         self.trained_with_gradients = accounts.bounded_by_optimizer = True
-        feeding = None if accounts.loader is not None else loader_inside(*of_threads())
+        feeding = None if accounts.loader is not None else loader_of_a_thread()
         if feeding is not None:
             self.note_loader(feeding, feeding)
         self.start()
