@@ -19,6 +19,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prose import wrapped
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 BOUND_POINTS = 2.0
@@ -138,29 +140,27 @@ never gpuwatch's own: it comes from clocks in the scenario's dataset and body, a
 
 ## Host clock
 
-The ledger where there are no device events: it must show what the host's thread did. {summary([row for row in rows if row.ledger == HOST])}
+The ledger without device events must show what the host's thread did. {summary([row for row in rows if row.ledger == HOST])}
 
 {section([row for row in rows if row.ledger == HOST])}
 
 ## Real torch device
 
-The ledger by the device's events: it must show what the device felt. A wait behind queued work is not starvation, so the same loop shows less `input_wait`.
+The ledger from device events must show the time in which the device itself was idle. A wait behind queued work is not starvation, so the same loop shows less `input_wait`.
 {summary([row for row in rows if row.ledger == DEVICE])}
 
 {"The device is the GPU; events around each launch and copy give the truth." if rows[0].device == CUDA else ASYNCDEV_IS}
-gpuwatch finds it as it finds a GPU: by `torch.accelerator`, the optimizers' hook and `Tensor.to`. The hook's budget is {BUDGET:.0%} here, so that every step is measured:
-past the default 1 % device events rest on some steps, which are estimated then (`--budget 0.01`).
+gpuwatch detects the device like a GPU: by `torch.accelerator`, the optimizers' hook and `Tensor.to`. The hook's budget is {BUDGET:.0%} here, so that every step is measured:
+with the default of 1 %, device events are omitted on some steps, which are then estimated (`--budget 0.01`).
 
-Moments in which the device has nothing to do between the launches of one step count as `compute`, in the truth too: events cannot see them.
-So does the time until the host asks for the next batch where no optimizer steps.
+Idle time of the device between the launches of one step counts as `compute`, in the truth too, because events cannot detect it. So does the time until the host requests the next batch if there is no optimizer step.
 
 {section([row for row in rows if row.ledger == DEVICE])}
 """
     return text + recorded_gpus()
 
 
-ASYNCDEV_IS = """The device has no hardware but is a real one to torch (`benchmarks/async_device`, a PrivateUse1 backend in C++): tensors, autograd, optimizers, `torch.Event` and several streams.
-Its results are real, computed by the CPU at once; its work only takes time on its streams, and reading a result waits for it."""
+ASYNCDEV_IS = """The device has no hardware but is a real device for torch (`benchmarks/async_device`, a PrivateUse1 backend in C++): tensors, autograd, optimizers, `torch.Event` and several streams. Its results are real and computed by the CPU immediately; its work only takes time on its streams, and reading a result waits for this work."""
 
 
 def summary(rows: list[Row]) -> str:
@@ -227,7 +227,7 @@ def main() -> int:
             rows.append(row)
             print(json.dumps(asdict(row)) if options.json else f"{ledger:6} {line(row)}", flush=True)
     if options.write:
-        PAGE.write_text(page(rows, options.seconds))
+        PAGE.write_text(wrapped(page(rows, options.seconds)))
     broken = [row for row in rows if not row.holds]
     print(f"{len(rows) - len(broken)} of {len(rows)} rows hold", file=sys.stderr)
     return 1 if broken else 0

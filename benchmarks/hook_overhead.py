@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from overhead_extras import EXTRAS, agent
+from prose import wrapped
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "overhead.md"
 
@@ -111,7 +112,7 @@ def main() -> None:
     if options.only is None:
         text = page(costs, extras)
         if options.write:
-            PAGE.write_text(text)
+            PAGE.write_text(wrapped(text))
         print(text)
 
 

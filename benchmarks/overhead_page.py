@@ -128,7 +128,7 @@ python benchmarks/hook_overhead.py --write
 ```
 
 Written by that command on {platform.system()}, {os.cpu_count()} cores, {where}, Python {platform.python_version()}, torch {torch.__version__}. The step is forward, backward and SGD of a small
-model; bare it took {bare}, by the variant's process: the wider that range, the busier the machine was, and costs grow with it.
+model; without any tool it took {bare}, by the variant's process: the wider that range, the busier the machine was, and costs grow with it.
 
 Each variant runs in a separate process, where blocks of bare and of measured steps alternate. **Added** is the median over blocks of the block's median step less that of the
 bare blocks around it, **between the work** the part of it from the end of one step's work to the begin of the next one's: the bracketed cost, far less noisy, but without what a tool does

@@ -29,6 +29,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from prose import wrapped
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "evidence" / "prediction.md"
 NEEDED, WITHIN = 0.9, 0.15
@@ -211,7 +213,7 @@ def main() -> int:
     rows += [one(cell) for cell in cells if cell.kind == "cpu"]
     print(f"\n{hits(rows)} of {len(rows)} cells within {WITHIN:.0%}")
     if arguments.write:
-        PAGE.write_text(page(rows))
+        PAGE.write_text(wrapped(page(rows)))
     return 0 if hits(rows) >= NEEDED * len(rows) else 1
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from fakes import FakeDevice, measure_by
+from prose import wrapped
 from torch.utils.data import DataLoader, Dataset
 
 import gpuwatch
@@ -202,9 +203,7 @@ are left out: the model's fetches sleep.)
 
 SWEEP
 
-The trap is in the published columns, which were timed without synchronising: as the wait for data shrinks, "compute" grows by as much. The stopwatch
-on the host shows the same here. Nothing got slower: the host now waits for the device within its compute, instead of waiting for data. gpuwatch's compute, by the
-device's timeline, stays what the device takes, and its verdict turns when the device is fed.
+The published columns are misleading, because they were timed without synchronising: as the wait for data shrinks, "compute" grows by as much. The host's stopwatch shows this here too. Nothing became slower: the host now waits for the device within its compute, instead of waiting for data. gpuwatch's compute, on the device timeline, stays at the time that the device needs, and its verdict changes when the loader keeps up.
 
 ## MNIST, batch 64
 
@@ -232,7 +231,7 @@ def main() -> int:
     if arguments.write:
         when = f"Last run: {datetime.now(timezone.utc):%Y-%m-%d}, {os.cpu_count()} cores at a load of {os.getloadavg()[0]:.1f}{', these trainings scheduled first' if os.environ.get(REALTIME) == '1' else ''}."
         text = _TEXT.replace("WHEN", when).replace("SWEEP", "\n".join(sweep_table(first)), 1)
-        PAGE.write_text(text.replace("MNIST\n\nThe", "\n".join(mnist_table(second)) + "\n\nThe"))
+        PAGE.write_text(wrapped(text.replace("MNIST\n\nThe", "\n".join(mnist_table(second)) + "\n\nThe")))
     return 0 if all(right(row, found) for row, found in done.items()) else 1
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.prose import wrapped
 from benchmarks.scale_measure import Setup, measure
 from benchmarks.scale_page import page
 
@@ -42,7 +43,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.page:
-        print(page([json.loads(path.read_text()) for path in options.page]), end="")
+        print(wrapped(page([json.loads(path.read_text()) for path in options.page])), end="")
         return
     setup = Setup(options.nodes, options.gpus, options.minutes, options.scrape, options.evaluate, options.nice)
     text = json.dumps(asdict(measure(setup)), indent=1)

@@ -27,7 +27,9 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
     yield f"python benchmarks/scale.py --page {files} > docs/evidence/scale.md"
     last = runs[-1]
     loads = " and ".join(f"{run['load']:.0f}" for run in runs)
-    preferred = " The fleets and their Prometheus went before that work (`--nice`)." if last["setup"]["nice"] else ""
+    preferred = (
+        " The fleets and their Prometheus had priority over this work (`--nice`)." if last["setup"]["nice"] else ""
+    )
     yield from ("```", "")
     yield (
         f"Measured on {last['day']} with Prometheus {last['prometheus'].partition(',')[0]} on {last['cpu_count']} cores that it "

@@ -1,6 +1,6 @@
 """The `gpuwatch` command: one file per subcommand in `gpuwatch.commands`, and the only place that catches errors.
 
-Exit codes: 0 done, 1 a failure while running, 2 wrong use or configuration (the message names the remedy).
+Exit codes: 0 done, 1 a failure while running, 2 wrong usage or configuration (the message names the remedy).
 """
 
 import logging

@@ -5,8 +5,6 @@ GPU-hour costs. [notify]: notifications without Alertmanager. [stacks]: automati
 class, with its bounds; no section is required.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys
@@ -110,7 +108,7 @@ def sections(tables: Mapping[str, Any], known: Mapping[str, type[Any]], where: s
         if name not in known:
             raise ConfigError(f"{where}: [{name}] is not a section{_suggest(name, known)}")
         if not isinstance(table, dict):
-            raise ConfigError(f"{where}: {name} = … stands outside a section; write it below [{name}]")
+            raise ConfigError(f"{where}: {name} = … is outside of a section; move it below [{name}]")
     return {name: _section(known[name], table, f"{where}: [{name}]") for name, table in tables.items()}
 
 

@@ -16,13 +16,19 @@ _ORDER = "critical warning info"
 """PhaseStuck's severity is a template, and so the first."""
 _HEAD = """# Alerts
 
-All alerts of `gpuwatch rules`, by severity. `critical`: GPUs make no progress, or nothing measures them. `warning`: GPU
-time is being lost. `info`: GPU time could be saved. *for*: how long the expression must hold; the windows that it reads come on top. After that an alert is
-held for {keep} (`keep_firing_for_s`), because a series that vanished is not a problem that was fixed; {at_once}
-resolve at once, and so do the alerts about a run when the run has ended. Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); those that end with
-`_s` are in seconds. {shared} default to {of} of the section `[thresholds]`.
+All alerts of `gpuwatch rules`, by severity. `critical`: GPUs make no progress, or are not measured. `warning`: GPU time
+is being lost. `info`: GPU time could be saved. The column *for* is how long the expression must hold, in addition to
+the windows of the expression.
 
-The rules are the templates [recording.yml](../../gpuwatch/alerting/recording.yml) and
+When the expression no longer holds, an alert keeps firing for {keep} (`keep_firing_for_s`), because a series that
+vanished does not mean that the problem is fixed. Alerts about a run or a job resolve when it has ended, and these
+resolve at once: {at_once}.
+
+Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); keys that end with `_s` are
+in seconds. These keys default to keys of the section `[thresholds]`:
+{shared}.
+
+The rules are made from the templates [recording.yml](../../gpuwatch/alerting/recording.yml) and
 [alerts.yml](../../gpuwatch/alerting/alerts.yml); with the defaults filled in they are
 [deploy/prometheus/rules/gpuwatch.yml](../../deploy/prometheus/rules/gpuwatch.yml).
 Written by `python scripts/alerts_page.py > docs/reference/alerts.md`.
@@ -36,9 +42,11 @@ def page() -> str:
     """Return the page."""
     filled = {rule["alert"]: rule for group in groups() for rule in group["rules"] if "alert" in rule}
     in_order = sorted(alerts().items(), key=lambda item: _ORDER.find(item[1]["labels"]["severity"]))
-    at_once = ", ".join(name for name, rule in alerts().items() if not {"keep_firing_for", "run_alert"} & set(rule))
-    shared, of = (", ".join(f"`{name}`" for name in names) for names in (SHARED, SHARED.values()))
-    head = _HEAD.format(keep=duration(DEFAULTS["keep_firing_for_s"]), at_once=at_once, shared=shared, of=of)
+    at_once = ", ".join(
+        name for name, rule in alerts().items() if not {"keep_firing_for", "run_alert", "held_by"} & set(rule)
+    )
+    shared = ",\n".join(f"`{name}` (`{of}`)" for name, of in SHARED.items())
+    head = _HEAD.format(keep=duration(DEFAULTS["keep_firing_for_s"]), at_once=at_once, shared=shared)
     return head + "".join(_row(rule, filled[name]) for name, rule in in_order)
 
 

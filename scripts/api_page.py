@@ -17,13 +17,13 @@ MODULES = (
 )
 INTRODUCTION = (
     'Generated from `gpuwatch/api` by `scripts/api_page.py`. A name in the column "type" is another table.\n'
-    "`Severity` is info, warning or critical; `RunStatus` running, ended or lost; `Points` are [Unix time, value], oldest first;\n"
-    "`Stacks` are described in [stacks](../guides/stacks.md).\n"
+    "`Severity` is info, warning or critical; `RunStatus` is running, ended or lost; `Points` are [Unix time, value], oldest\n"
+    "first; `Stacks` are described in [stacks](../guides/stacks.md).\n"
 )
 
 
 def fields(struct: ast.ClassDef, source: str) -> Iterator[tuple[ast.AnnAssign, str, str]]:
-    """Yield each field of a class, its name, and its note: the comment beside it, else the text below it, or none."""
+    """Yield each field of a class, its name, and its note: the comment on its line, else the docstring below it, or none."""
     lines = source.splitlines()
     for field, after in zip(struct.body, [*struct.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from textwrap import fill
 from typing import Any
 
 import typer
@@ -13,8 +15,9 @@ from gpuwatch.cli import build
 
 HEAD = """# Commands
 
-Written from the commands' own help by `make golden`. Exit codes of all: 0 done, 1 a failure at work, 2 wrong use or configuration, 130
-after Ctrl-C. `gpuwatch --version` prints the version, `gpuwatch -v COMMAND` logs more.
+This page is written from the help of the commands by `make golden`. Exit codes of all commands: 0 done, 1 failed, 2
+wrong usage or configuration, 130 after Ctrl-C. `gpuwatch --version` prints the version, and `gpuwatch -v COMMAND` logs
+more.
 """
 
 
@@ -34,9 +37,16 @@ def _sections(group: Any, name: str) -> Iterator[str]:
 def _section(command: Any, name: str) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     usage = " ".join([name, "[OPTIONS]", *(_argument(each) for each in arguments)])
-    text = "\n\n".join(" ".join(each.split()) for each in command.help.split("\n\n"))
+    text = "\n\n".join(_wrapped(each) for each in command.help.split("\n\n"))
     rows = [_row(each) for each in command.params if each.name != "help"]
     return f"\n## `{name}`\n\n```\n{usage}\n```\n\n{text}\n\n| | | default |\n|---|---|---|\n" + "".join(rows)
+
+
+def _wrapped(paragraph: str) -> str:
+    text = re.sub(
+        "`[^`]*`", lambda code: code[0].replace(" ", "\0"), " ".join(paragraph.split())
+    )  # code stays on a line
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
 
 
 def _argument(argument: Any) -> str:

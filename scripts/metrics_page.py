@@ -15,18 +15,22 @@ from gpuwatch_dashboards.query import Query
 HEAD = """\
 # Metrics
 
-Served by the agent at `/metrics` (port 9478), written from `gpuwatch/metrics.py` by `make golden`. Base units; ratios are 0–1; `_total`
-is a counter, `_info` is 1 with facts as labels. What was not measured is absent, never 0.
+The agent serves these metrics at `/metrics` (port 9478). This page is written from `gpuwatch/metrics.py` by
+`make golden`. Units are base units and ratios are 0–1; `_total` is a counter, and `_info` is 1 with facts as labels. A
+value that was not measured is absent, never 0.
 
-Join with dcgm-exporter by `gpu` and `UUID` (of a MIG instance by the number before the colon of its `gpu`, and the
-`GPU_I_ID` of `gpuwatch_gpu_mig_ratio`), with node_exporter by `instance`. `run` is a unique id; its name for people, its job and
-its user are in `gpuwatch_run_info`.
+Join with dcgm-exporter by `gpu` and `UUID` (for a MIG instance by the number before the colon of its `gpu`, and the
+`GPU_I_ID` of `gpuwatch_gpu_mig_ratio`), with node_exporter by `instance`. `run` is a unique id; the display name, job
+and user of a run are in `gpuwatch_run_info`.
 
-Series that stay at 0 are not served. A counter that is served from its first count on is 0 for two scrapes first, so that `increase` sees
-the rise; a ledger's other states and its watermark wait with it, so that shares add up at every sample. A run's series go when two scrapes
-have taken them after its end, its `gpuwatch_run_up` two minutes after it (five where it was lost); its totals stay in the agent's API.
+Series that stay at 0 are not exported. A counter that appears with its first increment is exported as 0 for two scrapes
+first, so that `increase` sees the rise; the ledger's other states and its watermark are delayed with it, so that shares
+add up at every sample. After the end of a run, its series end when two scrapes have read them, and `gpuwatch_run_up`
+two minutes later (five if the run was lost). The series of its job end with its own if it ended well, else with
+`gpuwatch_run_up`. Its totals stay in the agent's API.
 
-"Read by" lists alerts, panels (in quotes) and recorded series. The pages, `gpuwatch top` and reports read more of them through the API.
+"Read by" lists alerts, panels (in quotes) and recorded series. The pages, `gpuwatch top` and reports also read metrics
+through the API.
 
 | metric | kind | unit | labels | | read by |
 |---|---|---|---|---|---|
@@ -34,9 +38,10 @@ have taken them after its end, its `gpuwatch_run_up` two minutes after it (five 
 RECORDED = """
 ## Recorded series
 
-Written by the rules of `gpuwatch rules`, those of money where a price is configured. What no rule and no panel reads is for a site's own
-queries ([Slurm](../deploy/slurm.md), [costs](../guides/costs.md)) and for [federation](../deploy/past-one-machine.md#sharding): a few series
-a node, run, job and user. `site:gpuwatch_currency:info` is read by the page "Fleet".
+The rules of `gpuwatch rules` record these series; those about money only if a price is configured. Series that no rule
+or panel reads are for your own queries ([Slurm](../deploy/slurm.md), [costs](../guides/costs.md)) and for
+[federation](../deploy/past-one-machine.md#sharding): a few series per node, run, job and user. The page "Fleet" reads
+`site:gpuwatch_currency:info`.
 
 | series | every | read by |
 |---|---|---|
@@ -44,10 +49,10 @@ a node, run, job and user. `site:gpuwatch_currency:info` is read by the page "Fl
 
 WHEN = {
     "always": "",
-    "counted": " *From its first count on; with `--series full` from 0.*",
-    "seen": " *From its first count on; with `--series full` from 0.*",
-    "full": " *With `--series full`.*",
-    "history": " *With `--series full`; in the API always.*",
+    "counted": " *Exported from the first increment on; with `--series full` from 0 on.*",
+    "seen": " *Exported from the first increment on; with `--series full` from 0 on.*",
+    "full": " *Exported with `--series full`.*",
+    "history": " *Exported with `--series full`; always in the API.*",
 }
 Readers = dict[str, set[str]]
 

@@ -11,13 +11,15 @@ from api_page import fields
 SOURCE = Path(__file__).parents[1] / "gpuwatch/diagnosis/thresholds.py"
 _HEAD = """# Thresholds of the diagnosis
 
-Every number that a rule compares with or a panel warns from, once. Shares and ratios are 0 to 1, times in seconds. Any of them is changed in the configuration file, for the agent by
-`--config` or `GPUWATCH_CONFIG`, for a training's own verdict by `GPUWATCH_CONFIG`:
+The numbers with which rules compare, and from which panels warn. Shares and ratios are 0 to 1, times are in seconds.
+All of them can be set in the configuration file, which the agent reads by `--config` or `GPUWATCH_CONFIG`, and a
+training, for its own verdict, by `GPUWATCH_CONFIG`:
 
     [thresholds]
     input_share = 0.15
 
-A key that is none, or a share above 1, is refused by name. Written by `python scripts/thresholds_page.py > docs/reference/thresholds.md`.
+Unknown keys and shares above 1 are rejected with an error that names the key. Written by
+`python scripts/thresholds_page.py > docs/reference/thresholds.md`.
 
 | key | default | meaning |
 |---|---|---|
@@ -30,7 +32,7 @@ def rows(source: str) -> list[tuple[str, str, str]]:
     found = [(name, ast.unparse(field.value), note) for field, name, note in fields(table, source) if field.value]
     for name, _, note in found:
         if not note:
-            sys.exit(f"{SOURCE.name}: {name} has no note beside it, nor below")
+            sys.exit(f"{SOURCE.name}: {name} has no comment on its line, nor a docstring below")
     return found
 
 

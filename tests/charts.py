@@ -37,7 +37,7 @@ EVERYTHING: Mapping[str, Any] = {
         "monitor": "ServiceMonitor",
         "labels": {"release": "kube-prometheus-stack"},
         "endpoint": {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}},
-        "rules": {"runbooks": "https://example.com/runbooks/"},
+        "rules": {"runbooks": "https://example.com/runbooks/", "dashboards": "https://grafana.example.com/"},
     },
     "networkPolicy": {
         "enabled": True,

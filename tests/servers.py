@@ -21,7 +21,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -189,7 +189,11 @@ def start_prometheus(directory: Path, config_text: str, rules_text: str | None =
 
 
 def start_alertmanager(
-    directory: Path, config_text: str = ALERTMANAGER_CONFIG, port: int | None = None, url: str | None = None
+    directory: Path,
+    config_text: str = ALERTMANAGER_CONFIG,
+    port: int | None = None,
+    url: str | None = None,
+    options: Sequence[str] = (),
 ) -> Server:
     """Start Alertmanager and wait until it is ready. Its alerts: `.get("/api/v2/alerts")`.
 
@@ -209,6 +213,7 @@ def start_alertmanager(
             f"--web.listen-address=127.0.0.1:{port}",
             "--cluster.listen-address=",
             *([f"--web.external-url={url}"] if url else []),
+            *options,
         ],
         port,
         directory / "alertmanager.log",

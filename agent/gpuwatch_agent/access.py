@@ -86,7 +86,7 @@ def make_context(tls: Tls, path: Path) -> ssl.SSLContext:
     try:
         if not tls.cert_file or not tls.key_file or (tls.client_auth_type in _VERIFY) != bool(tls.client_ca_file):
             raise OSError(
-                "cert_file and key_file need each other, client_ca_file a client_auth_type that verifies by it"
+                "cert_file and key_file require each other, client_ca_file requires a client_auth_type that verifies"
             )
         context.minimum_version = ssl.TLSVersion[f"TLSv1_{tls.min_version[-1]}"]
         context.maximum_version = ssl.TLSVersion[f"TLSv1_{tls.max_version[-1]}"]
@@ -118,7 +118,7 @@ def kept_token(name: str, file: str | None) -> str | None:
 
 def _warn_of_others(secret: Path) -> None:
     if secret.stat().st_mode & stat.S_IROTH:
-        logger.warning("%s: every user of the machine can read this secret; chmod o-r", secret)
+        logger.warning("%s: all users of the machine can read this secret; run chmod o-r", secret)
 
 
 class Access:
@@ -168,7 +168,7 @@ class Access:
                 self._stamps = stamps
                 self._load()
         except (GpuwatchError, OSError) as error:
-            logger.error("%s; what was read before stays in use", error)
+            logger.error("%s; the previous configuration stays in use", error)
 
     def guard(self, app: ASGIApp) -> ASGIApp:
         """Return the application behind these checks."""

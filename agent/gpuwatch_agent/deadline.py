@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -30,26 +30,27 @@ class DeadlineThread:
 
         Raises: TimeoutError if it does not return before the deadline, and at once while an earlier call is overdue.
         """
-        overdue = self._pending is not None and not self._pending.done()
-        if not overdue:
-            self._pending = self._begin(function)
-        if overdue or not self._is_done(self._deadline_s):
+        if self._pending is not None and not self._pending.done():
             raise self._late()
-        result: T = self._take()
-        return result
+        self._pending = None
+        return cast(T, self.offer(function, self._deadline_s))
 
     def offer(self, function: Callable[[], T], wait_s: float) -> T | None:
         """Start `function` unless an earlier one is running, and wait `wait_s`; return its result, None while it is not done.
 
         A late result is returned by the next call. Raises: what the function raises, and TimeoutError past the deadline.
         """
-        self._pending = self._pending or self._begin(function)
-        if self._is_done(wait_s):
-            result: T = self._take()
-            return result
-        if time.monotonic() - self._begin_s > self._deadline_s:
-            raise self._late()
-        return None
+        future = self._pending = self._pending or self._begin(function)
+        try:
+            if wait((future,), wait_s).done:
+                self._pending = None
+                result: T = future.result()
+                return result
+            if time.monotonic() - self._begin_s >= self._deadline_s:
+                raise self._late()
+            return None
+        finally:
+            del future  # with an exception's traceback it would keep the caller's frames
 
     def _begin(self, function: Callable[[], Any]) -> Future[Any]:
         if self._thread is None:
@@ -59,16 +60,6 @@ class DeadlineThread:
         future: Future[Any] = Future()
         self._calls.put((future, function))
         return future
-
-    def _is_done(self, wait_s: float) -> bool:
-        return self._pending is not None and bool(wait((self._pending,), wait_s).done)
-
-    def _take(self) -> Any:
-        future, self._pending = self._pending, None
-        try:
-            return None if future is None else future.result()
-        finally:
-            del future  # with an exception's traceback it would keep the caller's frames
 
     def _late(self) -> TimeoutError:
         return TimeoutError(f"{self._what} did not answer within {self._deadline_s:g} s")

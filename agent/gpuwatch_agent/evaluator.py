@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from gpuwatch import api
-from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.config import Config
 from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose, in_order, is_explained, why_it_ended
-from gpuwatch.diagnosis.thresholds import Thresholds
-from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts
+from gpuwatch.diagnosis.window import HostFacts, RankFacts
 from gpuwatch.ledger.events import PHASE
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text
@@ -23,6 +22,7 @@ from gpuwatch_agent.runs.window import RecentSamples, host_facts, node_window, r
 
 BEGIN_AFTER_NS = 3_000_000_000
 END_AFTER_NS = 10_000_000_000
+_SETTLED_AFTER_NS = 15_000_000_000
 
 
 @dataclass
@@ -42,23 +42,20 @@ class FindingTracker:
             if now_ns - entry.since_ns >= BEGIN_AFTER_NS:
                 entry.active = True
                 self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
+            if now_ns - entry.since_ns >= _SETTLED_AFTER_NS:
+                entry.brief = entry.brief or finding.brief(rank)
         for key, entry in list(self.entries.items()):
             gone_ns = now_ns - entry.seen_ns
             if key[:2] == (run, rank) and gone_ns > (END_AFTER_NS if entry.active else BEGIN_AFTER_NS):
                 del self.entries[key]
 
-    def end_run(self, run: str, rank: int) -> None:
-        """Drop the findings of a run that has ended."""
-        for key in [key for key in self.entries if key[:2] == (run, rank)]:
-            del self.entries[key]
-
-    def end_with(self, run: str, rank: int, finding: Finding | None, now_ns: int, now_s: float) -> None:
+    def end_run(self, run: str, rank: int, why: Finding | None, now_ns: int, now_s: float) -> None:
         """A run has ended, for this reason if it is known: active at once, until the next `end_run`; earlier findings are over."""
-        self.end_run(run, rank)
-        if finding is not None:
-            entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True)
-            self.entries[run, rank, finding.cause, finding.gpu or ""] = entry
-            self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
+        self.entries = {key: entry for key, entry in self.entries.items() if key[:2] != (run, rank)}
+        if why is not None:
+            entry = ActiveFinding(why, now_s, now_s, now_ns, now_ns, active=True, brief=why.brief(rank))
+            self.entries[run, rank, why.cause, why.gpu or ""] = entry
+            self.causes_seen.setdefault((run, rank), set()).add(why.cause)
 
     def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
         """Forget every run except these and the node itself."""
@@ -88,12 +85,10 @@ _YOUNG_S = 30.0  # a younger run is diagnosed in every tick: it may soon end
 class Evaluator:
     """Findings about the node's runs and GPUs, and the runs' views."""
 
-    def __init__(
-        self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable, thresholds: Thresholds, prices: Prices
-    ) -> None:
-        self._thresholds, self._prices = thresholds, prices
+    def __init__(self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable, config: Config) -> None:
+        self._thresholds, self._prices = config.thresholds, config.prices
         self._node, self._workers, self._table = node, workers, table
-        self._trends = GpuTrends(thresholds.memory_creep_s)
+        self._trends = GpuTrends(config.thresholds.memory_creep_s)
         self._ranks: dict[str, tuple[RankFacts, ...]] = {}
         self._tick = 0
         self.findings = FindingTracker()
@@ -112,10 +107,8 @@ class Evaluator:
         host = host_facts(self._node)
         for number, run in enumerate(list(runs.runs.values())):
             with runs.guard(run, "evaluate", now_s):
-                due = self._is_due(run, number, now_s)
-                held = [account for account in accounts if account.run is run] if due else []
-                gpus = tuple(gpu_facts(account, self._node, now_ns, self._trends) for account in held)
-                self._evaluate(run, due, host, gpus, now_ns, now_s)
+                held = [account for account in accounts if account.run is run]
+                self._evaluate(run, self._is_due(run, number, now_s), host, held, now_ns, now_s)
         if all_due:
             gpus_by_uuid = {each.uuid: gpu_facts(each, self._node, now_ns, self._trends) for each in accounts}
             owners = {account.uuid: owner_text(account, self._table) for account in accounts}
@@ -123,11 +116,12 @@ class Evaluator:
             self.findings.update("", 0, [finding for finding in found if finding.gpu is not None], now_ns, now_s)
 
     def _evaluate(
-        self, run: Run, due: bool, host: HostFacts, gpus: tuple[GpuFacts, ...], now_ns: int, now_s: float
+        self, run: Run, due: bool, host: HostFacts, held: Sequence[GpuAccount], now_ns: int, now_s: float
     ) -> None:
         """Renew a run's view, and if it is due its findings."""
         before = self.views.pop(run.key, None)
         if due or before is None:
+            gpus = tuple(gpu_facts(account, self._node, now_ns, self._trends) for account in held)
             window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
             recent = recent_view(run, window)
             mfu_ratio = None if recent is None else recent.mfu_ratio
@@ -137,12 +131,12 @@ class Evaluator:
             found = [entry.finding for entry in self.findings.active(*run.key)]
             verdict = give_verdict(window, found, self._thresholds) if window.states_s else None
             if run.status != RUNNING:
-                self.findings.end_with(*run.key, why_it_ended(window, self._thresholds), now_ns, now_s)
+                self.findings.end_run(*run.key, why_it_ended(window, self._thresholds), now_ns, now_s)
             findings = tuple(map(finding_view, self.findings.active(*run.key)))
         else:
             recent, verdict, findings = before.recent, before.verdict, before.findings
             if run.status != RUNNING:
-                self.findings.end_run(*run.key)
+                self.findings.end_run(*run.key, None, now_ns, now_s)
                 self.views[run.key] = before
                 return
         ledger = run.ledger

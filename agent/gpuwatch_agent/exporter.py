@@ -138,10 +138,15 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
 
 
 def finding_samples(book: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
-    """Yield 0 or 1 for each cause that a run has had (over all of its ranks), the evidence of active ones, and stragglers' delays."""
+    """Yield 0 or 1 for each cause that a run has had (over all of its ranks), evidence and advice of active ones, and stragglers' delays."""
     ratios: dict[tuple[str, str], float | None] = {}
+    briefs: dict[tuple[str, str], str] = {}
     for run in runs:
-        active = {entry.finding.cause: entry.finding.ratio for entry in book.active(run.run, run.rank)}
+        entries = book.active(run.run, run.rank)
+        active = {entry.finding.cause: entry.finding.ratio for entry in entries}
+        for entry in entries:
+            if entry.brief:
+                briefs.setdefault((run.run, entry.finding.cause), entry.brief)
         for cause in book.causes_seen.get((run.run, run.rank), ()):
             known, ratio = ratios.get((run.run, cause)), active.get(cause)
             ratios[run.run, cause] = max((r for r in (known, ratio) if r is not None), default=None)
@@ -151,6 +156,7 @@ def finding_samples(book: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
         yield Sample("gpuwatch_finding_active", float(ratio is not None), (name, cause))
         if ratio is not None:
             yield Sample("gpuwatch_finding_evidence_ratio", ratio, (name, cause))
+    yield from (Sample("gpuwatch_finding_info", 1, (*key, brief)) for key, brief in briefs.items())
 
 
 _STANDARD_REASONS = {"power", "thermal", "hardware"}

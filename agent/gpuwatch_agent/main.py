@@ -21,7 +21,6 @@ from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen, is_tcp
 from gpuwatch.wire.sockets import ZmqReceiver
 from gpuwatch_agent.access import Access, kept_token
-from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.history import History
 from gpuwatch_agent.history.file import default_history
 from gpuwatch_agent.http import WEDGED_S, BoundedProtocol, Listener, OncePerMinute, make_app
@@ -39,7 +38,6 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
     Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written; MissingExtra.
     """
     own = config.agent
-    roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
     _bound_connections()
     with contextlib.ExitStack() as stack:
         server_socket = stack.enter_context(bind_http(own.http))
@@ -50,7 +48,7 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         over_tcp = any(map(is_tcp, endpoints))
         token = kept_token("GPUWATCH_TOKEN", own.token_file) if over_tcp else None
         receiver = Receiver(ZmqReceiver(endpoints, token))
-        sampler = Sampler(receiver, history, roots, boot_id(roots.procfs), own, config.thresholds, config.prices)
+        sampler = Sampler(receiver, history, config, boot_id(Path(own.procfs)))
         stack.callback(sampler.writer.close)
         if config.notify.urls:
             state = path.with_name(path.name + ".notify.json")

@@ -145,7 +145,7 @@ class Receiver:
                 self.rejected[reason] += 1
             if self._clock() - self._refused_s.get(reason, float("-inf")) >= 60.0:
                 self._refused_s[reason] = self._clock()
-                logger.warning("a connection is refused: %s (%s so far)", why, self.rejected[reason])
+                logger.warning("connection refused: %s (%s so far)", why, self.rejected[reason])
 
     def _check_quota(self, size: int, peer: Peer) -> None:
         now_s = self._clock()
@@ -168,4 +168,4 @@ class Receiver:
             first = not self.rejected[reason]
             self.rejected[reason] += 1
         if first:
-            logger.warning("a hook's message is rejected (%s): %.300s", reason, error)
+            logger.warning("message of a hook rejected (%s): %.300s", reason, error)

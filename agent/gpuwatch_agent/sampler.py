@@ -11,14 +11,12 @@ from pathlib import Path
 import msgspec
 
 from gpuwatch import __version__, wire
-from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.config import AgentSettings
-from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.config import Config
 from gpuwatch.errors import ProtocolError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
-from gpuwatch_agent.collectors.node import DEFAULTS, Roots
+from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
@@ -48,34 +46,26 @@ _FINDINGS_EVERY = 5  # ticks between two updates of an active finding in the his
 class Sampler:
     """Owns the agent's state: only this thread changes it."""
 
-    def __init__(
-        self,
-        receiver: Receiver,
-        history: History,
-        roots: Roots,
-        boot_id: str,
-        settings: AgentSettings = DEFAULTS,
-        thresholds: Thresholds = THRESHOLDS,
-        prices: Prices | None = None,
-    ) -> None:
+    def __init__(self, receiver: Receiver, history: History, config: Config, boot_id: str) -> None:
+        own, thresholds = config.agent, config.thresholds
+        roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
         self._receiver = receiver
         self._history, self.writer = history, HistoryWriter(history)
         self._retention_s = RetentionClock()
-        self._roots = roots
         self._boot_id = boot_id
-        self._full = settings.series == "full"
+        self._full = own.series == "full"
         self._served = exporter.Served(self._full)
-        self._gpu_collector = gpu_source(roots, settings)
+        self._gpu_collector = gpu_source(roots, own)
         self._collectors = CollectorRunner(build(roots, self._gpu_collector))
         self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
         self._runs = RunRegistry(boot_id, self._table.alive, self._table.is_peer)
-        self._allocations = AllocationWatch(Path(settings.allocations), Path(settings.pod_resources))
+        self._allocations = AllocationWatch(Path(own.allocations), Path(own.pod_resources))
         self._jobs = Jobs(thresholds)
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
         self._workers = WorkerWatch(self._table)
         self._oom = OomWatch(self._table)
         self._node = RecentSamples()
-        self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds, prices or Prices())
+        self._evaluator = Evaluator(self._node, self._workers, self._table, config)
         self._ticks_done = self._offset_ns = 0
         self.ticked_s = time.monotonic()  # when the last tick ended, on the monotonic clock
         self._kept_findings: Collection[tuple[tuple[str, int, str, str], bool]] = ()
@@ -95,12 +85,14 @@ class Sampler:
             self._jobs.update(sorted(records, key=lambda run: run.started_s))
             if self._history.was_behind:
                 logger.warning(
-                    "the last agent served more than it wrote: GPUs' counters begin at 0, runs come back when heard"
+                    "the previous agent served data that it did not write: GPU counters restart at 0, runs with their next message"
                 )
             else:
                 self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
         except sqlite3.Error as error:  # on a full disk
-            logger.warning("the last agent's state cannot be read (%s): counters begin at what hooks report", error)
+            logger.warning(
+                "the previous agent's state cannot be read (%s): counters start from the hooks' totals", error
+            )
         self._thread.start()
 
     def stop(self) -> None:
@@ -242,7 +234,8 @@ class Sampler:
 
     def _samples(self, runs: Sequence[Run], over: Sequence[Run], offset_ns: int, now_s: float) -> list[Sample]:
         samples: list[Sample] = [Sample("gpuwatch_run_up", 0, (r.run, str(r.rank))) for r in over]
-        names = {run.run for run in (*runs, *over) if run.rank == 0}  # of nodes with ranks of a job one serves it
+        # Of nodes with ranks of a job one serves it; once scrapes took its last values, only where another attempt is to be expected.
+        names = {run.run for run in (*runs, *(one for one in over if not one.ended_well)) if run.rank == 0}
         served = (job for job in self._jobs.views() if job.runs[-1] in names)
         samples += exporter.job_samples(served, self._jobs.runs_of(names))
         samples += group_samples(runs, self._table)

@@ -23,7 +23,7 @@ class StateFile(Generic[State]):
             try:
                 self.state = msgspec.json.decode(path.read_bytes(), type=kind)
             except (OSError, msgspec.MsgspecError) as error:
-                logger.warning("%s cannot be read (%s): earlier %s are forgotten", path, error, what)
+                logger.warning("%s cannot be read (%s): discarding previous %s", path, error, what)
 
     def save(self) -> None:
         """Write the state if it has changed; a failure is logged once per change."""

@@ -22,6 +22,8 @@ from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from benchmarks.prose import wrapped
+
 from .judge import Judged
 from .page import page
 from .program import Program
@@ -117,7 +119,7 @@ def main() -> int:
     )
     text = page(judged, load)
     if arguments.write:
-        PAGE.write_text(text)
+        PAGE.write_text(wrapped(text))
     else:
         print(text)
     return 0 if all(each.ok or each.outcome.skipped is not None for each in judged) else 1

@@ -178,7 +178,7 @@ def uneven_steps(clock: Clock) -> None:
 
 
 LOOP = (
-    Program("workers started anew for each pass", pause_at_each_pass, ("epoch_start_pause",)),
+    Program("workers restarted for each pass", pause_at_each_pass, ("epoch_start_pause",)),
     Program("an undeclared evaluation, 40% of the time", heavy_evaluation, ("eval_share",)),
     Program("a checkpoint every 25 steps", heavy_checkpoints, ("checkpoint_stall",)),
     Program("a lock that is never given back", loader_that_stops, ("stalled",), seconds=55, hook_sees=False),

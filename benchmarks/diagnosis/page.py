@@ -10,24 +10,17 @@ from .judge import Judged
 
 _HEAD = """# Does gpuwatch name the cause?
 
-For every cause there is a real program that has it. Some more programs have nothing wrong, and some have two things wrong. Each
-runs in a separate process with its own agent; the agent's last answer while the program runs is evaluated. This
-page is written by
+For every cause there is a real program that has it. Some programs have nothing wrong, and some have two things wrong. Each program runs in a separate process with its own agent; the agent's last answer while the program runs is evaluated. This page is written by
 
     python -m benchmarks.diagnosis --write
 
-whose exit status is 1 when a cause is missed, when another one is named instead, or when a healthy program raises an alarm (a warning at any
-moment, not only at the end).
+which exits with status 1 if a cause is missed, if another cause is named instead, or if a healthy program raises an alarm (a warning at any time, not only at the end).
 
-- Loaders are torch's DataLoader; what they do is real: unpacking, reading past the page cache, a TCP server, locks, a small tmpfs, checkpoints
-  that are synced, ranks over gloo. The device's step is a sleep where there is no GPU.
-- Node *alone*: of the node's CPUs the agent sees 16 cores on which only the program runs. They are computed from the program's CPU time and its
-  time in the run queue (`--procfs`), because a machine with two busy cores cannot show idle ones.
-- GPU *fake*: a device that is only time (`benchmarks.fakes.FakeDevice`) and a fake NVML whose utilisation and power follow from what that
-  device did. The GPU causes have not been run on a GPU.
-- Some programs set thresholds of time in the agent's configuration file, so that evidence that needs ten minutes takes 15 seconds.
-- It needs a machine with an idle core. On two cores at a load of 50 to 90, `slow_worker` and `memory_creep` were missed once each before they were found, and
-  three healthy programs that were not scheduled first (`GPUWATCH_BENCHMARK_REALTIME=1`) waited for cores and so for data, and were reported as such.
+- Loaders are torch's DataLoader with real work: unpacking, reading past the page cache, a TCP server, locks, a small tmpfs, checkpoints that are synced, ranks over gloo. Without a GPU, the device's step is a sleep.
+- Node *alone*: the agent sees a node with 16 cores on which only the program runs. Its CPU times are computed from the program's CPU time and its time in the run queue (`--procfs`), because a machine with two busy cores cannot show idle ones.
+- GPU *fake*: a simulated device that only takes time (`benchmarks.fakes.FakeDevice`), and a fake NVML with the utilisation and power of this device. The GPU causes have not been run on a GPU.
+- Some programs set time thresholds in the agent's configuration file, so that evidence that needs ten minutes takes 15 seconds.
+- The benchmark needs a machine with an idle core. On two cores at a load of 50 to 90, `slow_worker` and `memory_creep` were each missed once before they were found, and three healthy programs without scheduling priority (`GPUWATCH_BENCHMARK_REALTIME=1`) waited for cores and therefore for data, and were reported as waiting for data.
 """
 
 
@@ -48,7 +41,7 @@ def page(judged: Sequence[Judged], load: str) -> str:
     lines += [each.row() for each in judged]
     lines += [
         "",
-        "*after s*: seconds from the program's start, Python and torch's own included, to the agent's finding.",
+        "*after s*: seconds from the start of the program, including the start of Python and torch, to the agent's finding.",
     ]
     lines += ["", "## Confusion matrix", "", *_matrix(judged)]
     return "\n".join(lines) + "\n"
@@ -64,7 +57,7 @@ def _matrix(judged: Sequence[Judged]) -> list[str]:
     names = [*CAUSES, "nothing"]
     shown = [name for name in names if any(name in key for key in cells)]
     lines = [
-        "Rows: what is wrong. Columns: what was named first, by the row's number. Nothing off the diagonal is right.",
+        "Rows: what is wrong. Columns: what was named first, by the row's number. Only the diagonal is right.",
         "",
     ]
     lines += ["| | | " + " | ".join(str(number) for number in range(1, len(shown) + 1)) + " |"]

@@ -33,6 +33,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.programs import PROGRAMS, Program, frameworks, habits, loaders, loops, rl  # noqa: F401  they add their programs
+from benchmarks.prose import wrapped
 from gpuwatch.commands.run import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,7 +257,8 @@ def main() -> int:
     server.shutdown()
     print(f"\n{summary(rows)}")
     if arguments.write:
-        PAGE.write_text(PAGE.read_text().split(_SEPARATELY)[0] + separately(rows) if arguments.names else page(rows))
+        text = PAGE.read_text().split(_SEPARATELY)[0] + separately(rows) if arguments.names else page(rows)
+        PAGE.write_text(wrapped(text))
     tried = [row for row in rows if "achieved" in row]
     right = sum(not row["faults"] for row in rows) >= RIGHT * len(rows)
     return 0 if right and sum(map(holds, tried)) >= HELD * len(tried) else 1

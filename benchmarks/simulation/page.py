@@ -211,6 +211,7 @@ class NodePages:
         if cause is not None and (cause != "stalled" or s.STALLED in piece.mix):
             yield Line("gpuwatch_finding_active", {"run": run, "cause": cause}, 1)
             yield Line("gpuwatch_finding_evidence_ratio", {"run": run, "cause": cause}, 0.3)
+            yield Line("gpuwatch_finding_info", {"run": run, "cause": cause, "advice": "num_workers 4 → 9"}, 1)
         if cause == "straggler" and self.node.first_rank == 0:
             yield Line("gpuwatch_straggler_excess_ratio", {"run": run, "rank": "0"}, 0.18)
         if self.node.first_rank:

@@ -83,10 +83,11 @@ class Query:
     over: Query | None = None
     """The divisor; its `by` is a subset of this one's. A share is a query over itself with fewer labels."""
     greatest: bool = False  # take the maximum of several series instead of their sum
+    total: bool = False  # take a counter's value instead of its rate
 
     @property
     def is_rate(self) -> bool:
-        return BY_NAME[self.metric].kind == "counter"
+        return BY_NAME[self.metric].kind == "counter" and not self.total
 
     @property
     def of_a_run(self) -> bool:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Slurm's Epilog: runs as root on each node after a job. The job's GPUs are free again. Takes back what prolog.sh gave, once no
-# other job of the user is on the node. A run needs no good-bye from here: the agent sees its processes end.
+# Slurm's Epilog: runs as root on each node after a job. Removes the record of the job's GPUs, and the access to the socket that
+# prolog.sh gave, if no other job of the user is on the node. The agent itself detects the end of the job's processes.
 directory=${GPUWATCH_RUN_DIR:-/run/gpuwatch}
 user=${SLURM_JOB_UID:-0}
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Slurm's Prolog: runs as root on each node before a job. Tells the agent which GPUs the job has, and lets the job's user write
+# Slurm's Prolog: runs as root on each node before a job. Records the job's GPUs for the agent, and lets the job's user write
 # to the agent's socket, so that users need not be members of the group `gpuwatch`. The directory's default entry is for the
 # socket of an agent that is started again.
 #
-# Needs setfacl (Debian: acl) and a group `gpuwatch`, empty or not: without one the socket is closed to all but root. Ends
-# with 0 whatever happens: a prolog that fails drains its node, and training does without an agent.
+# Needs setfacl (Debian: acl) and a group `gpuwatch`, which may be empty: without it only root can use the socket. Always exits
+# with 0, because a failing prolog drains its node, and training works without an agent.
 directory=${GPUWATCH_RUN_DIR:-/run/gpuwatch}
 user=${SLURM_JOB_UID:-0}
 

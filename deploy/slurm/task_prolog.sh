@@ -1,12 +1,12 @@
 #!/bin/sh
 # Slurm's TaskProlog: runs as the user before each task; a line "export NAME=value" becomes a part of the task's environment.
-# What the user has set stays.
+# Variables that the user has set are kept.
 socket=${GPUWATCH_RUN_DIR:-/run/gpuwatch}/hook.sock
 
 if [ -z "${GPUWATCH_ENDPOINT:-}" ] && [ -S "$socket" ]; then
     echo "export GPUWATCH_ENDPOINT=ipc://$socket"
 fi
-# The hook names a run by job and step (slurm-4711.0), on all nodes alike. What follows a requeue is a run of its own. A step
+# The hook names a run by job and step (slurm-4711.0) on all nodes. After a requeue, the job is a separate run. A step
 # within a step has its parent's GPUWATCH_RUN, which no user has set.
 if [ -n "${SLURM_STEP_ID:-}" ] && [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] 2>/dev/null; then
     case ${GPUWATCH_RUN:-} in

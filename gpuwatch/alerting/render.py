@@ -103,40 +103,51 @@ def names(value: Any) -> set[str]:
 
 
 def _rules(rule: Rule, values: Mapping[str, str], thresholds: AlertThresholds) -> list[Rule]:
-    """Return a rule, filled in; before an alert about a run the record of its condition."""
+    """Return a rule, filled in; before an alert that its expression holds the record of its condition."""
     entry: Rule = _fill({key: value for key, value in rule.items() if key not in ("when", "for_each")}, values)
     # 0s is what Prometheus takes where the key is missing.
     entry = {key: value for key, value in entry.items() if not (key in ("for", "keep_firing_for") and value == "0s")}
-    if (by := entry.pop("run_alert", None)) is None:
+    own, by = entry.pop("run_alert", None), entry.pop("held_by", None)
+    if own is None and by is None:
         return [entry]
     record = {"record": f"alert:{entry['alert']}:value", "expr": entry["expr"]}
-    return [record, entry | {"expr": _held(entry["alert"], record["record"], by, values, thresholds)}]
+    return [record, entry | {"expr": _held(entry["alert"], record["record"], own, by or own, values, thresholds)}]
 
 
-def _held(alert: str, record: str, by: str, values: Mapping[str, str], thresholds: AlertThresholds) -> str:
-    """Return the expression of an alert about a run: held like keep_firing_for, but not past the run's end; with its owner.
+def _held(
+    alert: str, record: str, own: str | None, by: str, values: Mapping[str, str], thresholds: AlertThresholds
+) -> str:
+    """Return the expression of an alert: held like keep_firing_for, but not past the end of the run or job; of `run_alert` with its owner.
 
     A rule cannot resolve an alert that keep_firing_for holds. What fired at the last evaluation is in the series ALERTS.
     """
+    ended = _fill("${ended_job}" if "job_id" in by else "${ended_run}", values)
     held = record
     if thresholds.keep_firing_for_s:
         held = (
             f"(\n  {record}\n  or last_over_time({record}[{values['keep_firing_for']}])"
-            f'\n  and on ({by}) ALERTS{{alertname="{alert}",alertstate="firing"}}\n)'
+            f'\n  and on ({by}) ALERTS{{alertname="{alert}",alertstate="firing"}}'
+            f"{'' if own else chr(10) + '  unless on ' + ended}\n)"
         )
-    ended = f"last_over_time(run:gpuwatch_run_up:max[{values['held_window']}]) == 0"
+    if own is None:
+        return held
     labels = values["run_owner_labels"] + ("" if "instance" in by else ", instance")
-    return f"({held} unless on (job, run) {ended})\n* on (job, run) group_left ({labels}) run:gpuwatch_run_info:one"
+    return f"({held} unless on {ended})\n* on (job, run) group_left ({labels}) run:gpuwatch_run_info:one"
 
 
 def _changes(alert: str, changes: Mapping[str, str]) -> dict[str, str]:
-    """Return a template of what to do about a run's most costly cause, and the causes as a regular expression."""
+    """Return templates of what a run's most costly finding advises, up to its else, and of the change for that cause; and the causes as a regular expression."""
     causes = "|".join(changes)
+    largest = f'max by (job, instance, cause) (gpuwatch_finding_evidence_ratio{{run=%q,cause=~"{causes}"}})'
+    advice = "topk by (job, instance, cause) (1, gpuwatch_finding_info{run=%q})"
+    advised = f"topk(1, {largest} * on (job, instance, cause) group_left (advice) {advice})"
+    advised = f"{{{{ with printf `{advised}` $labels.run $labels.run | query }}}}{{{{ (. | first).Labels.advice }}}}{{{{ else }}}}"
+    other = "see the runbook" if len(changes) > 1 else next(iter(changes.values()))
     costliest = f'sort_desc(max by (cause) (gpuwatch_finding_evidence_ratio{{run=%q,cause=~"{causes}"}}))'
     text = "{{ else ".join(f"if eq . `{cause}` }}}}{change}" for cause, change in changes.items())
     text = f"{{{{ with (. | first).Labels.cause }}}}{{{{ {text}{{{{ end }}}}{{{{ end }}}}"
-    text = f"{{{{ with printf `{costliest}` $labels.run | query }}}}{text}{{{{ else }}}}see the runbook{{{{ end }}}}"
-    return {f"change_{alert}": text, f"causes_of_{alert}": causes}
+    text = f"{{{{ with printf `{costliest}` $labels.run | query }}}}{text}{{{{ else }}}}{other}{{{{ end }}}}"
+    return {f"advised_{alert}": advised, f"change_{alert}": text, f"causes_of_{alert}": causes}
 
 
 def _fill(value: Any, values: Mapping[str, str]) -> Any:
@@ -161,7 +172,10 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     # A group need not wait longer than the window that it reads.
     values["ledger_interval"] = duration(min(_LEDGER_INTERVAL_S, thresholds.ledger_window_s))
     values["baseline_interval"] = duration(min(_BASELINE_INTERVAL_S, thresholds.ledger_window_s))
-    values["runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
+    values["own_runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
+    values["runbooks"] = (
+        values["own_runbooks"] if thresholds.runbooks != RUNBOOKS else RUNBOOKS.replace("127.0.0.1:9478", "${agent}")
+    )
     phases = (getattr(thresholds, f"phase_{state}_s") for state in ("eval", "checkpoint", "startup", "other"))
     values["longest_phase_s"] = f"{max(phases):g}"
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))

@@ -22,7 +22,7 @@ class AlertThresholds:
 
     job: str = "gpuwatch"  # Name of the scrape job that reads the agents.
     runbooks: str = "http://127.0.0.1:9478/docs/runbooks"
-    """URL before `/<Alert>.md` in links to runbooks. Each agent serves them, so that the default works on every node."""
+    """URL before `/<Alert>.md` in links to runbooks. Each agent serves them: alerts about a node that is named HOST:PORT link there by default."""
     dashboards: str = "http://127.0.0.1:3000"  # URL of Grafana, for links to the run, the node or the fleet.
     ledger_window_s: float = 300  # Window of the recorded shares by GPU, run, job, user, node and fleet.
     starved_ratio: float = 0.2  # Share of training time waiting for input. A healthy loop stays at a few per cent.

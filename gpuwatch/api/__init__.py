@@ -89,9 +89,8 @@ class Run(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] = ()  # Models of the rank's GPUs, now or last.
     cost: Cost | None = None  # Of these GPUs; None without a price or a GPU.
     recent: Recent | None = None  # None without a step in the last minute.
-    verdict: Verdict | None = (
-        None  # Of the last minute, after the end that of `conclusion`; None until the first steps.
-    )
+    verdict: Verdict | None = None
+    """Of the last minute, after the end that of `conclusion`; None until the first steps."""
     findings: tuple[Finding, ...] = ()  # The active ones: each root, then its consequences.
     conclusion: Conclusion | None = None
     """Of the whole run, as its process printed it at its end; None where that did not arrive, or the run had several processes."""
@@ -261,9 +260,8 @@ class Job(msgspec.Struct, frozen=True):
     """Seconds by state, which sum to the time from the first attempt's begin to the last message: a run's states, and `down` (no attempt),
     `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done), `lost` (steps that the last attempt
     has not come to again, nor resumed from)."""
-    goodput_ratio: (
-        float | None
-    )  # Share of that time that computed new steps; at most that, where `redone_steps` is None.
+    goodput_ratio: float | None
+    """Share of that time that computed new steps; at most that, where `redone_steps` is None."""
     steps: int
     redone_steps: int | None  # None: no global step number was given.
     lost_steps: int | None  # None as above.

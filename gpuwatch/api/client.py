@@ -96,11 +96,9 @@ class Http:
             raise OSError(f"no HTTP there: {type(error).__name__}") from error
         return Reply(reply.status, body, reply.headers.get("Location"), reply.headers.get("Retry-After"))
 
-    def close(self) -> None:
+    def __del__(self) -> None:
         if self._pool is not None:
             self._pool.clear()
-
-    __del__ = close
 
 
 def api_token() -> str | None:
@@ -116,11 +114,7 @@ def without_password(url: str) -> str:
 def fetch(url: str, timeout_s: float = TIMEOUT_S / 3, token: Token = lambda: None) -> Reply:
     """Return the reply of one URL. Raises: OSError when there is none."""
     base, mark, query = url.partition("?")
-    server = Http(base, token)
-    try:
-        return server.get(mark + query, timeout_s)
-    finally:
-        server.close()
+    return Http(base, token).get(mark + query, timeout_s)
 
 
 def why(error: OSError) -> str:
@@ -280,13 +274,9 @@ class RunSource(Protocol):
     where: str  # For messages: what is read.
 
     def runs(self, kept: bool = False) -> Sequence[api.Run]: ...
-
     def findings(self, run: str) -> Sequence[api.Finding]: ...
-
     def series(
         self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
     ) -> Sequence[api.Series]: ...
-
     def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None: ...
-
     def steps(self, run: str, rank: int, points: int) -> api.Steps | None: ...

@@ -23,18 +23,18 @@ def _defaults_from(context: Context, config: Path | None) -> Path | None:
     return config
 
 
-_CONFIG = "TOML file; options given here override it."
-_SERIES = "full adds series per core and per link, GPM's rates, and error counters that are still 0."
-_DCGM = "Read GPUs from this dcgm-exporter instead of NVML, e.g. http://127.0.0.1:9400."
-_ALLOCATIONS = "Folder with a file for each job that has GPUs (docs/deploy/allocations.md)."
-_PODS = "The kubelet's socket that lists which pod has which GPUs."
-_FULL = "Hours that steps and samples are kept at full resolution, before they are downsampled to one per minute."
-_STACKS = "Sample stacks when a finding begins (needs py-spy; docs/guides/stacks.md)."
-_NOTIFY = "Apprise URL to notify without Alertmanager (slack://…, json://…); repeatable."
-_WEB = "TLS and passwords, in the format of the Prometheus exporters (docs/deploy/security.md)."
-_API_TOKEN = "The API's token (Authorization: Bearer), made if there is no such file; needed off loopback."
-_TOKEN = "The token that hooks need over TCP, made if there is no such file."
-_OTLP = "Push metrics and findings to this OpenTelemetry collector by HTTP, e.g. http://127.0.0.1:4318 (docs/deploy/otlp.md)."
+_CONFIG = "Configuration file (TOML). Options on the command line override it."
+_SERIES = "`full` also exports link traffic, clocks, more series of runs, and counters that are still 0."
+_DCGM = "Read GPU metrics from this dcgm-exporter instead of NVML, e.g. http://127.0.0.1:9400."
+_ALLOCATIONS = "Folder with one file per job that has GPUs (docs/deploy/allocations.md)."
+_PODS = "Socket of the kubelet's PodResources API, which lists the GPUs of each pod."
+_FULL = "Hours for which steps and samples keep full resolution. Older ones are downsampled to one per minute."
+_STACKS = "Sample stacks with py-spy when a finding begins (docs/guides/stacks.md)."
+_NOTIFY = "Apprise URL to send notifications to without Alertmanager (slack://…, json://…); repeatable."
+_WEB = "File with TLS settings and passwords, in the format of Prometheus exporters (docs/deploy/security.md)."
+_API_TOKEN = "File with the API's bearer token, created if missing. Required when not listening on loopback."
+_TOKEN = "File with the token that hooks need over TCP, created if missing."
+_OTLP = "OpenTelemetry collector to push metrics and findings to (OTLP/HTTP), e.g. http://127.0.0.1:4318 (docs/deploy/otlp.md)."
 _PODS_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 
@@ -46,11 +46,11 @@ def agent(
     http: Http = HTTP,
     listen: Listen = None,
     history: History = None,
-    keep_days: Annotated[float, Option(help="Days that the history is kept.", min=0.01)] = 7.0,
+    keep_days: Annotated[float, Option(help="Retention of the history, in days.", min=0.01)] = 7.0,
     keep_gib: Annotated[float, Option(help="Maximum size of the history, in GiB.", min=0.01)] = 2.0,
-    procfs: Annotated[Path, Option(help="In a container: where the node's /proc is mounted.")] = Path("/proc"),
-    sysfs: Annotated[Path, Option(help="In a container: where the node's /sys is mounted.")] = Path("/sys"),
-    shm: Annotated[Path, Option(help="In a container: where the node's /dev/shm is mounted.")] = Path("/dev/shm"),
+    procfs: Annotated[Path, Option(help="Where the node's /proc is mounted (in a container).")] = Path("/proc"),
+    sysfs: Annotated[Path, Option(help="Where the node's /sys is mounted (in a container).")] = Path("/sys"),
+    shm: Annotated[Path, Option(help="Where the node's /dev/shm is mounted (in a container).")] = Path("/dev/shm"),
     series: Annotated[Series, Option(help=_SERIES)] = Series.standard,
     dcgm: Annotated[str | None, Option(help=_DCGM)] = None,
     allocations: Annotated[Path, Option(help=_ALLOCATIONS)] = Path("/run/gpuwatch/allocations"),
@@ -62,9 +62,9 @@ def agent(
     api_token_file: Annotated[Path | None, Option(help=_API_TOKEN, envvar="GPUWATCH_API_TOKEN_FILE")] = None,
     token_file: Annotated[Path | None, Option(help=_TOKEN, envvar="GPUWATCH_TOKEN_FILE")] = None,
     otlp: Annotated[str | None, Option(help=_OTLP, envvar="GPUWATCH_OTLP")] = None,
-    otlp_every_s: Annotated[float, Option(help="Seconds between two pushes by --otlp.", min=1, max=120)] = 15.0,
+    otlp_every_s: Annotated[float, Option(help="Seconds between two pushes to --otlp.", min=1, max=120)] = 15.0,
 ) -> None:
-    """Receive messages of the hooks, sample the node once a second, serve Prometheus metrics and the JSON API.
+    """Receive the hooks' messages, sample the node once a second, and serve Prometheus metrics and the JSON API.
 
     Examples: `gpuwatch agent --http 0.0.0.0:9478 --history /var/lib/gpuwatch/history.db`;
     `gpuwatch agent --config /etc/gpuwatch/gpuwatch.toml`

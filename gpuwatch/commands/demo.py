@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from gpuwatch.api.client import Client, without_password
 from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
@@ -25,14 +26,14 @@ def demo(
     seconds: Annotated[float, typer.Option(help="Duration of the training, in seconds.", min=5)] = 40.0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the page running afterwards, until Ctrl-C.")] = False,
 ) -> None:
-    """Train on synthetic data with a chosen bottleneck, and watch it: page, verdict, advice.
+    """Train on synthetic data with a chosen bottleneck, and show the live page, the verdict and its advice.
 
     Example: `gpuwatch demo --bottleneck epoch-start --seconds 60 --keep`
 
-    It starts a separate agent with its own history and ports; an agent that is already running is not affected.
+    The demo starts its own agent with its own history and ports; an agent that is already running is not affected.
     """
     if bottleneck not in BOTTLENECKS:
-        raise ConfigError(f"--bottleneck {bottleneck}: there is no such demo; choose one of {', '.join(BOTTLENECKS)}")
+        raise ConfigError(f"--bottleneck {bottleneck}: no such bottleneck; choose one of {', '.join(BOTTLENECKS)}")
     if find_spec("torch") is None:
         raise ConfigError("the demo trains with PyTorch, which is not installed: pip install torch")
     options = ["--bottleneck", bottleneck, "--seconds", str(seconds)]
@@ -55,9 +56,9 @@ def demo(
                 typer.echo(f"\n{_job(agent_url)}")
             others = ", ".join(each for each in BOTTLENECKS if each != bottleneck)
             typer.echo(f"\nNext:\n  gpuwatch demo --bottleneck NAME            {others}")
-            typer.echo("  for batch in gpuwatch.watch(loader):      the one line in a training loop of yours\n")
+            typer.echo("  for batch in gpuwatch.watch(loader):      the one line in your own training loop\n")
             if keep:
-                typer.echo(f"The page stays up at {page_url}; Ctrl-C ends it.")
+                typer.echo(f"The page keeps running at {page_url}; press Ctrl-C to stop it.")
                 raise typer.Exit(wait_for_end(children))
 
 
@@ -67,9 +68,9 @@ def _job(agent_url: str) -> str:
     wall_s = sum(job.states.values())
     verdict = f"killed {job.interruptions} times: {percent(job.goodput_ratio or 0.0)} of {duration(wall_s)} computed new steps"
     wasted_s = sum(job.states.get(state, 0.0) for state in ("down", "restart", "redone", "lost"))
-    verdict += f", {percent(wasted_s / wall_s)} went to coming back and doing steps again"
+    verdict += f", {percent(wasted_s / wall_s)} went into restarts and repeated steps"
     gain = "".join(f"\n  {found.advice.capitalize()}: {found.gain} the throughput, predicted" for found in job.findings)
-    return f"{job_text(job)}\n\nVerdict: {verdict}{gain}"
+    return f"{job_text(asdict(job))}\n\nVerdict: {verdict}{gain}"
 
 
 def _print_verdicts(training: Child, agent_url: str, begun: float) -> None:

@@ -14,19 +14,19 @@ from gpuwatch.errors import ConfigError
 
 
 def doctor(
-    agent: Annotated[str | None, Option(help="The agent's URL.", envvar="GPUWATCH_AGENT", show_default=AGENT)] = None,
-    prometheus: Annotated[str | None, Option(help="Check it too: its URL.", envvar="GPUWATCH_PROMETHEUS")] = None,
+    agent: Annotated[str | None, Option(help="URL of the agent.", envvar="GPUWATCH_AGENT", show_default=AGENT)] = None,
+    prometheus: Annotated[str | None, Option(help="Prometheus to check (URL).", envvar="GPUWATCH_PROMETHEUS")] = None,
     history: History = None,
     json: Json = False,
 ) -> None:
-    """Check for everything that commonly goes wrong, and print what to do about it. Nothing is changed.
+    """Check the setup for common problems, and print how to fix them. Changes nothing.
 
     Example: `gpuwatch doctor --prometheus http://prometheus:9090`
 
-    Run it where the problem is: in the training's container for its limits, in the agent's for its permissions. It takes at most
-    three seconds.
+    Run it where the problem is: in the training's container for its limits, in the agent's for its permissions. A run takes at
+    most three seconds.
 
-    Exit codes: 0 no problem (there may be warnings), 1 at least one problem, 2 wrong use.
+    Exit codes: 0 no problem (warnings are possible), 1 at least one problem, 2 wrong usage.
     """
     from gpuwatch.tools.doctor import examine, outcome
     from gpuwatch.tools.doctor.machine import this_machine

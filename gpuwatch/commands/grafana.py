@@ -17,21 +17,21 @@ grafana = typer.Typer(
 
 @grafana.command()
 def push(
-    url: Annotated[str, typer.Option(help="Grafana's URL, with its path prefix, if any.", envvar="GRAFANA_URL")],
+    url: Annotated[str, typer.Option(help="URL of Grafana, with its path prefix if it has one.", envvar="GRAFANA_URL")],
     token: Annotated[str, typer.Option(help="Token of a service account (Editor).", envvar="GRAFANA_TOKEN")] = "",
-    folder: Annotated[str, typer.Option(help="Title of the folder; created if missing.")] = "gpuwatch",
-    datasource: Annotated[str, typer.Option(help="Uid of the Prometheus to select at first.")] = "gpuwatch-prometheus",
-    force: Annotated[bool, typer.Option("--force", help="Replace dashboards that were edited by hand.")] = False,
-    ca: Annotated[Path | None, typer.Option(help="Certificate of Grafana's certificate authority, in PEM.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False,
+    folder: Annotated[str, typer.Option(help="Title of the Grafana folder; created if missing.")] = "gpuwatch",
+    datasource: Annotated[str, typer.Option(help="Uid of the default data source.")] = "gpuwatch-prometheus",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite dashboards that were edited by hand.")] = False,
+    ca: Annotated[Path | None, typer.Option(help="Certificate of the CA of Grafana's certificate (PEM).")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Do not verify Grafana's certificate.")] = False,
     config: ConfigFile = None,
     runbooks: Runbooks = "",
 ) -> None:
-    """Push the dashboards to a Grafana. What is already there is left as it is.
+    """Push the dashboards to Grafana. Dashboards that are already up to date stay unchanged.
 
     Example: `gpuwatch grafana push --url https://grafana.example.com --token glsa_…`
 
-    Exit codes: 0 done, 1 Grafana is unreachable or refuses (the message says what to do), 2 wrong use.
+    Exit codes: 0 done, 1 Grafana is unreachable or refused (the message says what to do), 2 wrong usage.
     """
     require("grafana_client", "dashboard")
     from gpuwatch_dashboards.grafana import load
@@ -48,11 +48,11 @@ def push(
 
 @grafana.command()
 def write(
-    folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write to; created if missing.")],
     config: ConfigFile = None,
     runbooks: Runbooks = "",
 ) -> None:
-    """Write the dashboards as files, for provisioning or manual import.
+    """Write the dashboards as JSON files, for provisioning or manual import.
 
     Example: `gpuwatch grafana write /etc/grafana/dashboards --config gpuwatch.toml --runbooks https://wiki/gpuwatch`
     """

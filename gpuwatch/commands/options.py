@@ -11,22 +11,22 @@ from gpuwatch.config import Config, read_config
 from gpuwatch.errors import usable
 
 AGENT, HTTP = "http://127.0.0.1:9478", "127.0.0.1:9478"
-Agent = Annotated[str, Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")]
-Http = Annotated[str, Option(help="HOST:PORT to serve /metrics and the API on.", envvar="GPUWATCH_HTTP")]
-_LISTEN = "Where hooks connect: ipc:///path/hook.sock or tcp://ADDRESS:9479, with a token; repeatable."
+Agent = Annotated[str, Option(help="URL of the agent.", envvar="GPUWATCH_AGENT")]
+Http = Annotated[str, Option(help="HOST:PORT on which to serve /metrics and the API.", envvar="GPUWATCH_HTTP")]
+_LISTEN = "Endpoint for hooks: ipc:///path/hook.sock, or tcp://ADDRESS:9479 (needs a token); repeatable."
 Listen = Annotated[list[str] | None, Option(help=_LISTEN, show_default="this user's socket")]
 _HISTORY = "~/.local/state/gpuwatch/history.db; for root below /var/lib"
 History = Annotated[
-    Path | None, Option(help="The history file (SQLite).", envvar="GPUWATCH_HISTORY", show_default=_HISTORY)
+    Path | None, Option(help="File of the history (SQLite).", envvar="GPUWATCH_HISTORY", show_default=_HISTORY)
 ]
-PagePort = Annotated[int, Option(help="Port of the page.", min=1, max=65535)]
-Run = Annotated[str, Argument(help="A run's id or name, or `last`.")]
+PagePort = Annotated[int, Option(help="Port of the live page.", min=1, max=65535)]
+Run = Annotated[str, Argument(help="Id or name of the run, or `last`.")]
 _PROMETHEUS = "Read from this Prometheus instead of an agent."
 Prometheus = Annotated[str | None, Option(help=_PROMETHEUS, envvar="GPUWATCH_PROMETHEUS")]
-ConfigFile = Annotated[Path | None, Option(help="The site's TOML file.", envvar="GPUWATCH_CONFIG")]
-_RUNBOOKS = "URL of the runbooks, instead of the file's: `/ALERT.md` is appended."
+ConfigFile = Annotated[Path | None, Option(help="Configuration file (TOML).", envvar="GPUWATCH_CONFIG")]
+_RUNBOOKS = "Base URL of the runbooks; overrides the configuration file. `/ALERT.md` is appended."
 Runbooks = Annotated[str, Option(help=_RUNBOOKS, show_default=False)]
-Json = Annotated[bool, Option("--json", help="Print JSON, as the guide describes it.")]
+Json = Annotated[bool, Option("--json", help="Print JSON; the guide of the command describes its fields.")]
 
 
 def settings_of(config: Path | None, runbooks: str) -> Config:

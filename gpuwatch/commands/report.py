@@ -16,18 +16,18 @@ from gpuwatch.formatting import as_json, file_name, harmless
 from gpuwatch.tools.reports.comparison import Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather, last_two
-from gpuwatch.tools.reports.job import job_text, joined, joined_text, of_runs
+from gpuwatch.tools.reports.job import job_text, joined, of_runs
 from gpuwatch.tools.reports.model import RunReport, from_json
 from gpuwatch.wire import MAX_NAME
 
-HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of asking an agent.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout.")]
+HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of querying an agent.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write; - for stdout.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
-_JOB = "Print the ledger of a job over all its attempts on the node, not a run's: its id, also as slurm:4711(_2)."
-_JOINED = "With --job: over all nodes, as this Prometheus has joined them, instead of asking an agent."
-_AFTER = "The run after: the same, or `last`. Without it A is compared with the run before it of the same name."
-_LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
-_LIMIT_OF_B = "End with 1 if B proves slower than A by more than this, e.g. slower=0.05, or breaks a report's limit."
+_JOB = "Print the ledger of the job with this id, e.g. slurm:4711(_2), over all its attempts on this node."
+_JOINED = "With --job: cover all nodes, by the recording rules in this Prometheus, instead of querying an agent."
+_AFTER = "Run to compare: id, name, `last`, or a report's JSON file. Without it A is compared with the previous run of its name."
+_LIMIT = "Exit with 1 if a state takes more than this share, e.g. input_wait=0.1; repeatable."
+_LIMIT_OF_B = "Exit with 1 if B is slower than A by more than this, e.g. slower=0.05, or exceeds a limit; repeatable."
 
 
 def report(
@@ -46,15 +46,15 @@ def report(
 
     Example: `gpuwatch report last`, `gpuwatch report resnet50-a --json --fail-on input_wait=0.1`
 
-    The page is one file without scripts. Without `--output` it is written to `gpuwatch-NAME.html`; Markdown and JSON go to stdout.
-    With `--history FILE` no agent is needed, nor need one run. `step_s=0.05` limits the mean step time.
-    Exit codes: 0 done, 1 a limit of `--fail-on` is broken, 2 wrong use, or no such run.
+    The report is one HTML file without scripts, by default `gpuwatch-NAME.html`; Markdown and JSON go to stdout.
+    `--history FILE` works without a running agent. `--fail-on step_s=0.05` limits the mean step time. Exit codes: 0 done, 1 a limit of `--fail-on` is exceeded, 2 wrong usage or no such run.
     """
     gates = [parse_gate(text) for text in fail_on or ()]
     if job is not None:
         if history is not None or markdown or gates:
             raise ConfigError("--job prints text or --json: leave out --history, --markdown and --fail-on")
-        _write(_job(job, agent, prometheus, json), output)
+        ledger = _job(job, agent, prometheus)
+        _write(as_json(ledger) if json else job_text(ledger), output)
         return
     found = _load_run(_open_source(agent, history), run, config)
     failed = broken(found, gates)
@@ -62,7 +62,7 @@ def report(
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="The run before: its id or name, or a report's JSON file.")],
+    a: Annotated[str, typer.Argument(help="Baseline run: id, name, or the JSON file of a report.")],
     b: Annotated[str | None, typer.Argument(help=_AFTER)] = None,
     agent: Agent = AGENT,
     history: HistoryFile = None,
@@ -72,11 +72,12 @@ def compare(
     config: ConfigFile = None,
     fail_on: Annotated[list[str] | None, typer.Option(help=_LIMIT_OF_B)] = None,
 ) -> None:
-    """Set two runs side by side: states, step time and how sure its change is, predicted against achieved.
+    """Compare two runs: states, step time with a confidence interval, predicted and achieved speedup.
 
     Example: `gpuwatch compare resnet50-a resnet50-b`, `gpuwatch compare resnet50`, `gpuwatch compare baseline.json last --fail-on slower=0.05`
 
-    `baseline.json` is what `gpuwatch report RUN --json` wrote. Exit codes: 0 done, 1 a limit of `--fail-on` is broken, 2 wrong use, or no such run.
+    `baseline.json` is the output of `gpuwatch report RUN --json`. B is slower only if the change is statistically significant.
+    Exit codes: 0 done, 1 a limit of `--fail-on` is exceeded, 2 wrong usage or no such run.
     """
     gates = [parse_gate(text, of_two=True) for text in fail_on or ()]
     source = _open_source(agent, history)
@@ -88,7 +89,7 @@ def compare(
 
 def _open_source(agent: str, history: Path | None) -> RunSource:
     if history is None:
-        return Client(agent, "give --agent URL, or read its file with --history FILE").caught_up()
+        return Client(agent, "give --agent URL, or read the agent's file with --history FILE").caught_up()
     require("prometheus_client", "agent")
     from gpuwatch_agent.history.reader import HistoryReader
 
@@ -144,7 +145,7 @@ def _array_task(name: str) -> list[str]:
     return []
 
 
-def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
+def _job(name: str, agent: str, prometheus: str | None) -> dict[str, Any]:
     """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711, 4711_2 a task of an array. Raises: ConfigError."""
     own = name.removeprefix("slurm:")[:MAX_NAME]  # as messages have it
     names = [name[:MAX_NAME], own, *_array_task(own)]
@@ -152,15 +153,14 @@ def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
         site = Prometheus(prometheus)
         whole = next((job for each in names if (job := joined(site, each, time.time())) is not None), None)
         if whole is None:
-            raise ConfigError(f"--job {name}: {site.where} has not recorded it; are its rules from `gpuwatch rules`?")
-        return as_json(whole) if json else joined_text(whole)
+            raise ConfigError(f"--job {name}: {site.where} has no series of it; load the rules of `gpuwatch rules`")
+        return whole
     source = Client(agent, "give --agent URL").caught_up()
     jobs = {job.job: job for job in source.jobs()}
     found = next((jobs[each] for each in names if each in jobs), None)
     if found is None:
-        none = "none: a job has a scheduler's id, GPUWATCH_JOB, or a run that was resumed"
+        none = "none; a job needs a scheduler's id, GPUWATCH_JOB, or a resumed run"
         raise ConfigError(f"--job {name}: no such job on this node; known: {', '.join([*jobs][:10]) or none}")
-    held: dict[str, Any] = {}
     with suppress(SourceError):  # the history cannot be read now
-        held = of_runs(run for run in source.runs(kept=True) if run.run in found.runs)
-    return as_json({**asdict(found), **held}) if json else job_text(found, held)
+        return asdict(found) | of_runs(run for run in source.runs(kept=True) if run.run in found.runs)
+    return asdict(found)

@@ -15,7 +15,7 @@ def rules(
     write: Annotated[Path | None, typer.Option(help=f"Write {FILE} into this folder instead of printing it.")] = None,
     runbooks: Runbooks = "",
 ) -> None:
-    """Print the Prometheus recording and alert rules, or write them.
+    """Print the recording and alert rules for Prometheus, or write them to a folder.
 
     Examples: `gpuwatch rules > /etc/prometheus/rules/gpuwatch.yml`;
     `gpuwatch rules --config gpuwatch.toml --write /etc/prometheus/rules`

@@ -14,21 +14,20 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def run(
-    command: Annotated[
-        list[str], typer.Argument(help="The program and its arguments, after `--`.", metavar="-- COMMAND…")
-    ],
+    command: Annotated[list[str], typer.Argument(help="Program and its arguments, after `--`.", metavar="-- COMMAND…")],
 ) -> None:
     """Run a program and watch the training in it and in its child processes, such as torchrun's workers.
 
     Example: `gpuwatch run -- python train.py --epochs 3`
 
-    Every DataLoader that is iterated in a main thread is watched as if by `gpuwatch.watch`; Lightning, Hugging Face Trainer and Ignite
-    get their integration. In a loop without a DataLoader a step lasts from one optimizer step to the next. Where no step was seen, one line at the end gives the
-    reason. The program replaces this process: its output, signals and exit code are its own.
+    Every DataLoader is watched, as if by `gpuwatch.watch`, that the main thread iterates, or a thread that has created an optimizer
+    (Ray Train). Lightning, Hugging Face Trainer and Ignite get their integration. In a loop without a DataLoader a step lasts from
+    one optimizer step to the next. If no step was found, one line at the end gives the reason. The program replaces this process:
+    its output, signals and exit code are its own.
 
-    A script `train.py` that is not executable is run by the Python that gpuwatch runs in.
+    A script `train.py` that is not executable runs with the Python interpreter of gpuwatch.
 
-    Exit codes of gpuwatch itself: 127 no such program, 126 it cannot be run.
+    Exit codes of gpuwatch itself: 127 program not found, 126 program cannot be executed.
     """
     name = command[0]
     if name.endswith(".py") and Path(name).is_file() and not os.access(name, os.X_OK):

@@ -16,20 +16,20 @@ from gpuwatch.tools.stacks.spy import Target, find_py_spy, take
 def stacks(
     run: Run = "last",
     agent: Agent = AGENT,
-    pid: Annotated[int | None, typer.Option(help="Sample this process; no agent is needed.", min=1)] = None,
+    pid: Annotated[int | None, typer.Option(help="Process to sample, without asking an agent.", min=1)] = None,
     rank: Annotated[int | None, typer.Option(help="Sample only this rank.", min=0)] = None,
     seconds: Annotated[float, typer.Option(help="Duration of sampling.", min=1, max=600)] = 5.0,
     rate: Annotated[int, typer.Option(help="Samples per second.", min=1, max=1000)] = 50,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the flame graphs.")] = Path(),
     json: Json = False,
 ) -> None:
-    """Sample the stacks of a run's processes on this node: the hottest line of your code, in each loader worker.
+    """Sample the stacks of a run's processes on this node, and print the hottest line of your code in each loader worker.
 
     Example: `gpuwatch stacks resnet50-a`, `gpuwatch stacks --pid 4711 --seconds 10`
 
-    The training keeps running and needs nothing installed; py-spy has to be installed here.
+    The training continues and needs no extra package; py-spy must be installed where this command runs.
 
-    Exit codes: 0 done, 1 a process that cannot be read (the message names the remedy), 2 wrong use, no such run, or py-spy is missing.
+    Exit codes: 0 done, 1 a process cannot be read (the message says what to do), 2 wrong usage, no such run, or py-spy is missing.
     """
     find_py_spy()
     if pid is not None:

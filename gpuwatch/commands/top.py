@@ -10,16 +10,16 @@ def top(
     agent: Agent = AGENT,
     prometheus: Prometheus = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print once and exit; the default where stdout is not a terminal.")
+        bool, typer.Option("--once", help="Print once and exit; the default if stdout is not a terminal.")
     ] = False,
 ) -> None:
-    """Show every run and GPU in the terminal: where their time goes, and what to change.
+    """Show all runs and GPUs in the terminal: where their time goes, and what to change.
 
     Example: `gpuwatch top`, `gpuwatch top --agent http://node-17:9478`, `gpuwatch top --once | head`
 
     Keys: arrows or j k select, g GPUs, f findings, p panels, ? help, q quit.
 
-    Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
+    Exit codes: 0; with `--once` 1 if the agent or Prometheus does not answer; 130 after Ctrl-C.
     """
     require("rich", "dashboard")
     from gpuwatch_dashboards.sources.agent import AgentSource

@@ -18,25 +18,25 @@ from gpuwatch.tools.tuning.target import load
 
 def tune(
     loader: Annotated[str, Argument(help="module:make_loader or file.py:make_loader.", metavar="MODULE:MAKE_LOADER")],
-    step_ms: Annotated[float | None, Option(help="A step without any wait for data, in milliseconds.")] = None,
-    run: Annotated[str | None, Option(help="Take the step time from this run: its id or name, or `last`.")] = None,
+    step_ms: Annotated[float | None, Option(help="Training step time without data wait, in milliseconds.")] = None,
+    run: Annotated[str | None, Option(help="Run to take the step time from: id, name or `last`.")] = None,
     agent: Agent = AGENT,
     budget_s: Annotated[float, Option(help="Time budget for all trials, in seconds.", min=1)] = 60.0,
     max_workers: Annotated[int | None, Option(help="Maximum number of workers to try.", min=0)] = None,
     ranks: Annotated[int, Option(help="Training processes that share this node.", min=1)] = 1,
     json: Json = False,
 ) -> None:
-    """Try a loader's settings, alone and within the machine's limits; print the smallest that feed a training step.
+    """Benchmark settings of a DataLoader within the machine's limits; print the smallest that keep up with training.
 
     Example: `gpuwatch tune train:make_loader --step-ms 40`
 
     `make_loader(num_workers, prefetch_factor, pin_memory, persistent_workers)` returns the loader. A DataLoader, or a function without
-    arguments that returns one, also works. Each setting runs in a separate process, which is ended when memory or /dev/shm runs short.
+    arguments that returns one, also works. Each setting runs in its own process, which is stopped if memory or /dev/shm runs short.
 
-    Exit codes: 0 done, 2 no such loader or none that gives a batch, 130 after Ctrl-C, with what was measured so far.
+    Exit codes: 0 done, 2 no such loader, or one without batches, 130 after Ctrl-C (the results so far are printed).
     """
     if step_ms is not None and run is not None:
-        raise ConfigError("--step-ms and --run both give the step time; use one of them")
+        raise ConfigError("--step-ms and --run both set the step time; use one of them")
     if step_ms is not None and not step_ms > 0:
         raise ConfigError(f"--step-ms {step_ms:g}: must be positive, e.g. --step-ms 40")
     step_s = step_ms / 1e3 if step_ms is not None else step_of_run(agent, run) if run is not None else None
@@ -73,5 +73,5 @@ def step_of_run(agent: str, name: str) -> float:
     if not taken or median(taken) <= 0:
         raise ConfigError(f"--run {name}: the agent has no steps of it; give --step-ms")
     step_s = float(median(taken))
-    typer.echo(f"a step of {name} takes {duration(step_s)} without its wait for data", err=True)
+    typer.echo(f"a step of {name} takes {duration(step_s)} without data wait", err=True)
     return step_s

@@ -35,7 +35,7 @@ def up(http: Http = HTTP, port: PagePort = 8501, listen: Listen = None, history:
     Example: `gpuwatch up`, then run a `train.py` that contains `for batch in gpuwatch.watch(loader):`
     """
     with agent_and_page(http, port, listen or [], history) as (children, agent_url, page_url):
-        typer.echo(f"page    {page_url}\nagent   {without_password(agent_url)}/metrics\nCtrl-C stops both.")
+        typer.echo(f"page    {page_url}\nagent   {without_password(agent_url)}/metrics\nPress Ctrl-C to stop both.")
         if system := refused():
             typer.echo(f"The agent of this machine does not see your runs: {system}", err=True)
         raise typer.Exit(wait_for_end(children))
@@ -85,7 +85,7 @@ def own_agent_url(http: str) -> str:
     url = os.environ.get("GPUWATCH_AGENT", f"http{'s' if tls else ''}://{http}")
     if users and "@" not in url:
         raise ConfigError(
-            f"{web} has users: set GPUWATCH_AGENT=https://USER:PASSWORD@HOST:PORT, so that the page is one"
+            f"{web} has users: set GPUWATCH_AGENT=https://USER:PASSWORD@HOST:PORT so that the page can log in"
         )
     return url.rstrip("/")
 
@@ -135,14 +135,14 @@ def wait_until_answers(name: str, child: Child, url: str, timeout_s: float = 30.
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if (code := child.poll()) is not None:
-            typer.secho(f"gpuwatch: the {name} ended at its start, see above", fg="red", err=True)
+            typer.secho(f"gpuwatch: the {name} exited during startup, see above", fg="red", err=True)
             raise typer.Exit(code if code > 0 else 1)
         with suppress(OSError):
             try:
                 if fetch(url).status == 200:
                     return
             except ssl.SSLCertVerificationError as error:
-                remedy = "SSL_CERT_FILE names its authority, GPUWATCH_AGENT the host that it is for"
+                remedy = "set SSL_CERT_FILE to its CA, and GPUWATCH_AGENT to a host name in the certificate"
                 raise ConfigError(f"{without_password(url)}: {error.verify_message}; {remedy}") from error
         time.sleep(0.1)
     raise GpuwatchError(f"the {name} does not answer at {url} after {timeout_s:.0f} s")
@@ -174,9 +174,7 @@ def free_port_or_error(host: str, port: int) -> None:
 
 def free_port(wanted: int) -> int:
     """Return `wanted` if it is free on loopback, else any free port."""
-    try:
-        free_port_or_error("127.0.0.1", wanted)
-    except ConfigError:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
+    for port in (wanted, 0):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as probe:
             return int(probe.getsockname()[1])
     return wanted

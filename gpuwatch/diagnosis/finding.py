@@ -10,7 +10,7 @@ import msgspec
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import RankFacts, Window
-from gpuwatch.formatting import percent, size
+from gpuwatch.formatting import harmless, percent, size
 from gpuwatch.host.frames import Place
 
 Severity = Literal["info", "warning", "critical"]
@@ -59,6 +59,14 @@ class Finding(msgspec.Struct, frozen=True):
         if self.predicted_speedup is None or self.predicted_speedup < 1.05:
             return ""
         return f"up to {self.predicted_speedup:.2f}×"
+
+    def brief(self, rank: int) -> str:
+        """Return what it advises, with the gain, or of a hang of this rank the place; at most 160 characters, that act on no terminal."""
+        texts = {each.what: each.text for each in reversed(self.evidence)}
+        place = texts.get("late") or ("activity" in texts and f"rank {rank}: {texts['activity']}")
+        gain = self.gain and f" ({self.gain} the throughput)"
+        text, room = harmless(place or self.advice), 160 - len(gain)
+        return (text if len(text) <= room else f"{text[: room - 1]}…") + gain
 
 
 class Conclusion(msgspec.Struct, frozen=True):

@@ -327,7 +327,7 @@ class Publisher:
         """Count a failure, and log each kind once. What a signal handler of the user's raised is raised again."""
         pass_on(error)
         self.accounts.failures += 1
-        self._warn(doing, "gpuwatch: %s failed, and training goes on without it: %r", doing, error)
+        self._warn(doing, "gpuwatch: %s failed; training continues without it: %r", doing, error)
 
     def _warn(self, cause: str, message: str, *arguments: object) -> None:
         """Log each cause once."""
@@ -339,7 +339,7 @@ class Publisher:
         self._recorder.close()
         self.accounts.blind = True
         self.accounts.failures += 1
-        self._warn("hook", "gpuwatch: the hook has stopped and records nothing more: %r", error)
+        self._warn("hook", "gpuwatch: the hook has stopped after an internal error and records nothing more: %r", error)
 
     def _totals(self) -> wire.Totals:
         with self.accounts.lock:

@@ -289,8 +289,8 @@ class LiveLog:
         if not trackers:
             if is_first_rank and self._auto and not self._failing:
                 logger.warning(
-                    "gpuwatch: log='auto' found no run of W&B, MLflow, TensorBoard, Trackio or Aim; begin it before the "
-                    "loop, or give it: log=run"
+                    "gpuwatch: log='auto' found no run of W&B, MLflow, TensorBoard, Trackio or Aim; start it before the "
+                    "loop, or pass it: log=run"
                 )
             return
         from gpuwatch.diagnosis.html import page
@@ -309,7 +309,7 @@ class LiveLog:
             return
         thread.join(_FINISH_S)
         if thread.is_alive():
-            logger.warning("gpuwatch: %s did not take the report within %.0f s", trackers[0].name, _FINISH_S)
+            logger.warning("gpuwatch: %s did not accept the report within %.0f s", trackers[0].name, _FINISH_S)
 
     def _trackers(self) -> list[Tracker]:
         """Return the trackers to log to: those given or searched for, and those active now or, if none is, before."""

@@ -7,7 +7,7 @@ A step is one batch. Validation, the sanity check included, is `eval`; `trainer.
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuwatch.hook.torch.patches import say_once
 from gpuwatch.hook.watch import Watch
@@ -25,13 +25,7 @@ def _base() -> Any:
     raise MissingFramework("lightning", "lightning")
 
 
-if TYPE_CHECKING:
-    _Callback = object
-else:
-    _Callback = _base()
-
-
-class GpuWatchCallback(_Callback):
+class GpuWatchCallback(_base()):  # type: ignore[misc]
     """Measures `trainer.fit`. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`."""
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuwatch.hook.loader import time_accelerate_copies
 from gpuwatch.hook.torch.patches import Patches, say_once
@@ -24,16 +24,11 @@ try:
 except ImportError as error:
     raise MissingFramework("transformers", "transformers[torch]") from error
 
-if TYPE_CHECKING:
-    _TrainerCallback = object
-else:
-    _TrainerCallback = _transformers.TrainerCallback
-
 _callbacks: weakref.WeakSet[GpuWatchCallback] = weakref.WeakSet()
 _patches: list[Patches] = []
 
 
-class GpuWatchCallback(_TrainerCallback):
+class GpuWatchCallback(_transformers.TrainerCallback):  # type: ignore[misc]
     """Measures `trainer.train`. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`.
 
     A callback gets neither the trainer nor an exception, so `Trainer.train` is replaced while there is such a callback.

@@ -76,13 +76,13 @@ def _report_nothing(pid: int) -> None:
     if (main is not None and main.name.startswith(_LAUNCHERS)) or "ray.train" in sys.modules:
         return
     if "torch" in sys.modules:
-        reason = "no DataLoader was iterated in the main thread, and no optimizer of torch's made two steps"
+        reason = "no DataLoader was iterated in the main thread, and no torch optimizer made two steps"
     elif os.environ.get("GPUWATCH_AUTO_PID") == str(pid):
         reason = "the program has not imported torch"
     else:
         return
-    more = "with w.step(): around a step, and with w.data(): around getting its batch, where w = gpuwatch.Watch()"
-    print(f"gpuwatch: no training step was seen in this process: {reason}. To see one: {more}", file=sys.stderr)
+    more = "wrap each step in `with w.step():` and loading its batch in `with w.data():`, where w = gpuwatch.Watch()"
+    print(f"gpuwatch: no training step was seen in this process: {reason}. To record steps, {more}", file=sys.stderr)
 
 
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100

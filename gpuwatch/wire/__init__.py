@@ -30,7 +30,6 @@ MAX_WORKERS = 1024
 MAX_GROUPS = 16
 MAX_CONCLUSION_BYTES = 1 << 15
 
-
 HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
 DEVICE_COLUMNS = ("input_wait_ns", "host_wait_ns", "device_transfer_ns", "device_compute_ns")
 STEP_COLUMNS = (*HOST_COLUMNS, *DEVICE_COLUMNS, "comm_wait_ns")
@@ -105,7 +104,7 @@ class Totals(Counters, frozen=True, kw_only=True):  # type: ignore[misc]  # msgs
 class Origin(msgspec.Struct, frozen=True):
     """The sender, and its clocks when it sent."""
 
-    version: int
+    version: Annotated[int, Meta(ge=PROTOCOL_VERSION, le=PROTOCOL_VERSION)]
     sender: Text
     boot_id: Text
     monotonic_ns: Moment
@@ -267,7 +266,6 @@ def decode(frame: bytes) -> Message:
     except _UNDECODABLE as error:
         _check_version(frame)
         raise ProtocolError(f"message that does not decode: {error}", "malformed") from error
-    _check_version(frame, message.origin.version)
     if isinstance(message, Hello) and len(frame) > MAX_HELLO_BYTES:
         raise ProtocolError(f"hello of {len(frame)} bytes; at most {MAX_HELLO_BYTES} are accepted", "too_large")
     if isinstance(message, Steps) and message.columns:
@@ -277,13 +275,12 @@ def decode(frame: bytes) -> Message:
     return message
 
 
-def _check_version(frame: bytes, version: int | None = None) -> None:
+def _check_version(frame: bytes) -> None:
     """Raise ProtocolError for a message of another protocol version, whose fields may differ."""
-    if version is None:
-        try:
-            version = msgspec.msgpack.decode(frame, type=_AnyMessage).origin.version
-        except _UNDECODABLE:
-            return
+    try:
+        version = msgspec.msgpack.decode(frame, type=_AnyMessage).origin.version
+    except _UNDECODABLE:
+        return
     if version != PROTOCOL_VERSION:
         raise ProtocolError(
             f"message of protocol version {version}; this agent speaks {PROTOCOL_VERSION}: "
@@ -294,7 +291,7 @@ def _check_version(frame: bytes, version: int | None = None) -> None:
 
 def _check_columns(columns: Mapping[str, bytes], now_ns: int) -> None:
     if not columns.keys() <= _COLUMNS or "start_ns" not in columns:
-        raise ProtocolError(f"columns {sorted(columns)}: unknown ones, or none of begins", "malformed")
+        raise ProtocolError(f"columns {sorted(columns)}: start_ns is missing, or a column is unknown", "malformed")
     lengths = set(map(len, columns.values()))
     if len(lengths) > 1 or any(length % 8 for length in lengths):
         raise ProtocolError(f"step columns of unequal or odd lengths {sorted(lengths)}", "malformed")
@@ -302,7 +299,7 @@ def _check_columns(columns: Mapping[str, bytes], now_ns: int) -> None:
         values = unpack(column) or [0]
         least, most = (0, max(values)) if name == "start_ns" else (MISSING, sum(values))
         if min(values) < least or most > now_ns:
-            raise ProtocolError(f"step column {name} with values that cannot be", "impossible")
+            raise ProtocolError(f"step column {name} has impossible values", "impossible")
 
 
 def _check_totals(totals: Totals, now_ns: int) -> None:

@@ -234,4 +234,4 @@ def _permit(path: Path) -> None:
             shutil.chown(path, 0, "gpuwatch")
             path.chmod(0o660)
         except (LookupError, OSError) as error:
-            logger.info("%s: only root's runs are seen (%s): groupadd --system gpuwatch, and restart", path, error)
+            logger.info("%s: only root can connect (%s): groupadd --system gpuwatch, and restart", path, error)

@@ -138,7 +138,7 @@ def test_a_certificate_that_has_expired_is_named_and_the_next_one_is_taken(
         authority.issue("node")
         wait_for("the new certificate is used", lambda: _answers(agent), 30)
         authority.path.with_name("node.key").write_text("broken")
-        wait_for("it is logged", lambda: "what was read before stays in use" in agent.log.read_text(), 30)
+        wait_for("it is logged", lambda: "the previous configuration stays in use" in agent.log.read_text(), 30)
         assert _answers(agent)
     finally:
         process.kill()
@@ -233,7 +233,7 @@ def test_up_with_tls_and_users(tmp_path: Path, authority: Authority, monkeypatch
     assert done.returncode == 2 and "set GPUWATCH_AGENT=https://USER:PASSWORD@HOST:PORT" in done.stderr
     url = f"https://alice:p%40ss%3Aword@{http}"
     done = gpuwatch(*up, GPUWATCH_AGENT=url, SSL_CERT_FILE="/dev/null")
-    assert done.returncode == 2 and "SSL_CERT_FILE names its authority" in done.stderr and "p%40" not in done.stderr
+    assert done.returncode == 2 and "set SSL_CERT_FILE to its CA" in done.stderr and "p%40" not in done.stderr
     url = url.replace("127.0.0.1", "localhost")
     with running([sys.executable, "-m", "gpuwatch", *up], {**os.environ, "GPUWATCH_AGENT": url}) as started:
         wait_until_answers("agent", started, f"{url}/readyz")

@@ -215,7 +215,7 @@ def test_the_core_metrics_of_a_node_without_gpus_are_on_the_page(agent: Agent) -
     there = {key[0] for key in agent.metrics()}
     core = """run_seconds_total ledger_watermark_timestamp_seconds step_phase_seconds_total steps_total samples_total
         run_info run_up step_records_lost_total hook_overhead_seconds_total cpu_seconds_total cpu_cores
-        load1 procs_running memory_total_bytes memory_available_bytes shm_size_bytes shm_used_bytes build_info
+        load1 memory_total_bytes memory_available_bytes shm_size_bytes shm_used_bytes build_info
         messages_received_total messages_rejected_total history_bytes
         sample_timestamp_seconds agent_cpu_seconds_total agent_resident_memory_bytes"""
     assert {f"gpuwatch_{name}" for name in core.split()} - there == set()

@@ -169,7 +169,7 @@ def test_bad_messages_are_counted_and_the_agent_goes_on(agent: Agent, push: zmq.
     assert {reason: counted[reason] for reason in bad} == {reason: 3 * len(frames) for reason, frames in bad.items()}
     log = agent.log.read_text()
     for reason in bad:
-        assert log.count(f"a hook's message is rejected ({reason})") == 1
+        assert log.count(f"message of a hook rejected ({reason})") == 1
     assert "Traceback" not in log
 
 

@@ -302,7 +302,7 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
         r"gpuwatch · job llm-9 · \d+\.\d s, 3 attempts, 2 nodes\n  goodput \d+%: computed new steps\n", text
     )
     assert "  steps   80, besides 30 done again on another node\n" in text and "GPU-hours" not in text
-    assert unknown.returncode == 2 and "has not recorded it" in " ".join(unknown.stderr.split())
+    assert unknown.returncode == 2 and "has no series of it" in " ".join(unknown.stderr.split())
     assert wall_s is not None and down_s is not None
     alive_s = sum(of_a.values()) - of_a["down"] + sum(of_b.values())
     assert (

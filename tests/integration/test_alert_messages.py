@@ -9,6 +9,7 @@ import email
 import email.policy
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -61,7 +62,7 @@ def config_text(folder: Path, slack: str, hook: str, mail_port: int) -> str:
     for name, fields in own.items():
         receivers[name][f"{name}_configs"][0].pop("api_url_file", None)
         receivers[name][f"{name}_configs"][0] |= fields
-    config["receivers"] = [receivers[name] for name in ("nobody", *own)]
+    config["receivers"] = [receivers[name] for name in ("null", *own)]
     config["route"] |= {"group_wait": "1s", "routes": [{"receiver": name, "continue": True} for name in own]}
     return json.dumps(config | {"inhibit_rules": []})
 
@@ -120,6 +121,25 @@ def test_a_message_is_short_and_says_all(name: str, messages: Messages) -> None:
         assert lines[what], what
     assert lines["Dashboard"].startswith("http://") and lines["Runbook"].endswith(f"/{name}.md")
     assert lines["Silence"].startswith("http://alertmanager:9093/#/silences/new?filter=%7B")
+
+
+def test_links_to_silences_begin_with_the_address_that_a_site_sets_for_compose(tmp_path: Path) -> None:
+    """The service's own command, with its variable, past the real Alertmanager: also behind a proxy, below a path."""
+    service = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["alertmanager"]
+    for number, (url, begin) in enumerate(
+        ((None, "http://127.0.0.1:9093"), ("https://ops.example.com/am", "https://ops.example.com/am"))
+    ):
+        command = [re.sub(r"\$\{GPUWATCH_ALERTMANAGER_URL:-(.*?)\}", url or r"\1", part) for part in service["command"]]
+        web = [part for part in command if part.startswith("--web.")]
+        assert len(web) == 2
+        with webhook() as slack, webhook() as hook, mail_server() as mail:
+            folder = tmp_path / str(number)
+            config = config_text(folder, slack.url, hook.url, mail.port)
+            with start_alertmanager(folder, config, options=web) as alertmanager:
+                post(alertmanager, [expected("GpuStarved")])
+                wait_for("the message arrives", lambda: len(slack.accepted) > 0, 60)
+        text = slack.accepted[0]["attachments"][0]["text"]
+        assert f"\nSilence: {begin}/#/silences/new?filter=" in text
 
 
 def test_there_is_no_message_of_an_alert_that_is_gone() -> None:

@@ -118,7 +118,8 @@ def is_produced(name: str, labels: dict[str, str], produced: set[Shape]) -> bool
     if name == "up":
         return labels.keys() <= TARGETS
     if name.startswith("gpuwatch_finding_"):
-        return labels.keys() - TARGETS == {"run", "cause"} and labels["cause"] in BY_CAUSE
+        own = {"run", "cause", "advice"} if name == "gpuwatch_finding_info" else {"run", "cause"}
+        return labels.keys() - TARGETS == own and labels["cause"] in BY_CAUSE
     if name.startswith("gpuwatch_shm_"):
         return labels.keys() - TARGETS == {"mount"} and ":" not in labels["mount"]  # "host", or a run's id
     wanted = shape(name, labels)

@@ -87,8 +87,7 @@ def test_an_unknown_demo_is_named() -> None:
     done = gpuwatch("demo", "--bottleneck", "transfers")
     assert done.returncode == 2
     assert (
-        "--bottleneck transfers: there is no such demo; choose one of input, epoch-start, eval, crash, none"
-        in done.stderr
+        "--bottleneck transfers: no such bottleneck; choose one of input, epoch-start, eval, crash, none" in done.stderr
     )
 
 

@@ -93,7 +93,7 @@ def test_with_a_live_agent(tmp_path: Path) -> None:
         server.process.wait()
     killed = checks(doctor("--json", "--agent", server.url, environment={**ENVIRONMENT, **only_endpoint(tmp_path)}))
     assert killed["agent"]["found"] == f"{server.url}: Connection refused"
-    assert killed["hook socket"]["status"] == "problem" and "a dead agent left it" in killed["hook socket"]["found"]
+    assert killed["hook socket"]["status"] == "problem" and "stale socket" in killed["hook socket"]["found"]
 
 
 def only_endpoint(directory: Path) -> dict[str, str]:

@@ -47,11 +47,11 @@ ABSENT = {
     "MIG instances": "no GPU is split",
     "Shared GPUs": "no GPU is shared",
     "Declared phases": "no phase is declared",
-    "Messages of hooks": "none is rejected",
-    **dict.fromkeys(("History and notifications of the agent", "Notifications waiting"), _NO_NOTIFY),
+    "Hook messages": "none is rejected",
+    **dict.fromkeys(("History and deliveries of the agent", "Notifications waiting"), _NO_NOTIFY),
     **dict.fromkeys(("Hidden data wait", "Coverage"), _NO_DEVICE),
     "Disk traffic of the loader workers": "the workers write nothing",
-    **dict.fromkeys(("Memory of the run", "Pressure in the run's control group"), _NO_GROUP),
+    **dict.fromkeys(("Memory of the run", "Pressure in the run's cgroup"), _NO_GROUP),
 }
 """Panels of which some query has nothing to count here. Their metrics are simulated in test_query_cost.py or have unit tests."""
 pytestmark = pytest.mark.timeout(

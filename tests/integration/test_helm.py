@@ -64,7 +64,8 @@ def test_the_operators_objects_are_as_it_wants_them(values: Mapping[str, Any], k
 def test_the_rules_in_the_cluster_are_the_rules(tmp_path: Path) -> None:
     """Through Helm's templates, of which their own `{{ }}` must not become a part, and past promtool."""
     spec = one(manifests(EVERYTHING), "PrometheusRule", "gpuwatch")["spec"]
-    assert spec == yaml.safe_load(render_rules(AlertThresholds(runbooks="https://example.com/runbooks")))
+    own = AlertThresholds(runbooks="https://example.com/runbooks", dashboards="https://grafana.example.com")
+    assert spec == yaml.safe_load(render_rules(own))
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump(spec))
     done = subprocess.run(
@@ -74,7 +75,8 @@ def test_the_rules_in_the_cluster_are_the_rules(tmp_path: Path) -> None:
 
 
 def test_own_rules_take_their_place() -> None:
-    own = "groups:\n- name: own\n  rules:\n  - record: one\n    expr: vector(1)\n"
+    link = "https://wiki.example.com/docs/runbooks/GpuLost.md"
+    own = f"groups:\n- name: own\n  rules:\n  - alert: One\n    expr: vector(1)\n    annotations:\n      runbook_url: {link}\n"
     values = {"prometheus": {"operator": "always", "rules": {"content": own}}}
     assert one(manifests(values), "PrometheusRule", "gpuwatch")["spec"] == yaml.safe_load(own)
 

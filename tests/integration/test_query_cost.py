@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +22,13 @@ import pytest
 from benchmarks.simulation.story import GROUP, MIXES, Node
 from gpuwatch.alerting.render import duration, render
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
+from gpuwatch.api.client import Reply, fetch
 from gpuwatch.config import Config
 from gpuwatch_dashboards.grafana import load
+from gpuwatch_dashboards.panels import GROUPS
+from gpuwatch_dashboards.query import Scope, Span
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+from gpuwatch_dashboards.views.fleet import MAX_POINTS, RECORDED_S, TIMES_S
 from tests.grafana_variables import Asked, Variables
 from tests.servers import Server, free_port, get_json, start_prometheus, wait_for
 
@@ -134,3 +139,51 @@ def test_the_whole_fleet_is_answered_within_a_second(sites: Sites) -> None:
     resolved = Variables(load(CONFIG)["gpuwatch-fleet.json"], sites.all.url)
     took = {(a.panel, a.ref_id): min(cost(sites.all, a, at)[1] for _ in range(2)) for a in resolved.asked()}
     assert {which: took_s for which, took_s in took.items() if took_s > MOST_S} == {}
+
+
+def pages_cost(server: Server, ask: Callable[[PrometheusSource], object]) -> dict[str, tuple[int, float]]:
+    """Return the samples and seconds of each query that a page asks, by its path."""
+    asked: list[str] = []
+
+    def get(path: str, timeout_s: float) -> Reply:
+        asked.append(path)
+        return fetch(server.url + path, 60)
+
+    ask(PrometheusSource(server.url, get, SCRAPE_S))
+    found = {}
+    for path in asked:
+        took = [get_json(f"{server.url}{path}&stats=all", 60)["data"]["stats"] for _ in range(2)]
+        seconds = min(each["timings"]["evalTotalTime"] for each in took)
+        found[urllib.parse.unquote_plus(path)] = took[0]["samples"]["totalQueryableSamples"], seconds
+    return found
+
+
+def test_the_page_live_asks_a_site_for_its_runs_as_they_are_now(sites: Sites) -> None:
+    """At first also for ended ones, by one series of each run; of one node not more on a large site than on its own."""
+
+    def twice(source: PrometheusSource) -> None:
+        source.runs()
+        source.runs()
+
+    asked = pages_cost(sites.all, twice)
+    [discovered, *rest] = asked.items()
+    assert "topk(100, gpuwatch_ledger_watermark_timestamp_seconds)" in discovered[0]
+    assert 0 < discovered[1][0] <= NODES * GPUS, "a sample of each rank"
+    ranges = [path for path, _ in rest if "[6h]" in path]
+    assert 0 < len(ranges) <= 6, "asked once of two times, or not for the ended ones' values where none has ended"
+    assert {path: cost for path, cost in asked.items() if cost[1] > MOST_S} == {}
+    large, small = (
+        sum(samples for samples, _ in pages_cost(server, lambda source: source.runs("sim-00000:9478")).values())
+        for server in (sites.all, sites.first)
+    )
+    assert 0 < large <= 1.3 * small + 20
+
+
+@pytest.mark.parametrize("time_range", TIMES_S)
+def test_the_page_fleet_is_answered_within_a_second(sites: Sites, time_range: str) -> None:
+    """Every panel over each of its time ranges."""
+    end_s = time.time() // RECORDED_S * RECORDED_S
+    span = Span(end_s - TIMES_S[time_range], end_s, min(MAX_POINTS, int(TIMES_S[time_range] / RECORDED_S)))
+    asked = pages_cost(sites.all, lambda source: [source.answers(panel, Scope(), span) for panel in GROUPS["fleet"]])
+    assert len(asked) > 10
+    assert {path: cost for path, cost in asked.items() if cost[1] > MOST_S} == {}

@@ -47,7 +47,7 @@ def test_a_loop_without_a_loader_has_a_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("import torch", "no DataLoader was iterated in the main thread, and no optimizer"),
+        ("import torch", "no DataLoader was iterated in the main thread, and no torch optimizer"),
         ("pass", "has not imported torch"),
     ],
 )

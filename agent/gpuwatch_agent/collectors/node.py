@@ -184,7 +184,7 @@ def infiniband(roots: Roots) -> Iterable[Sample]:
         raise NoData(f"{folder} does not exist here: no InfiniBand or RoCE")
     samples = [sample for port in sorted(folder.glob("*/ports/*")) for sample in _of_port(port)]
     if not samples:
-        raise NoData(f"{folder} lists no port that counts")
+        raise NoData(f"{folder} lists no port with counters")
     return samples
 
 

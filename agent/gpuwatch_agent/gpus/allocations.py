@@ -171,14 +171,14 @@ class AllocationWatch:
                 self._due_s, self._taken = now_s + INTERVAL_S, None
             except (OSError, ValueError) as error:
                 self._due_s = now_s + INTERVAL_S
-                self._warn(f"which job has which GPU is not known: {error}")
+                self._warn(f"the allocation of GPUs to jobs is unknown: {error}")
         if self._taken is None or now_s - self._taken[0] > _GOOD_FOR_S:
             return {}
         found = by_gpu(self._taken[1], devices)
         names = {name for each in self._taken[1] if each != NOT_KNOWN for name in each.gpus}
         for name in sorted(names) if len(found) < len(devices) else ():
             if not any(_named(name, by_index, devices) for by_index in (True, False)):
-                self._warn(f"{name!r} is allocated, and no GPU here has that id: none counts as free")
+                self._warn(f"{name!r} is allocated, but no GPU here has this id: no GPU counts as free")
         return found
 
     def _ask(self) -> list[Allocation]:

@@ -157,7 +157,7 @@ class History:
         if self._inode is not None and not self._is_there():
             self._replace_file("it was removed or replaced")
         elif not all(each.exists() for each in self._parts):
-            logger.warning("history %s: its -wal or -shm file was removed; it is opened again", self.path)
+            logger.warning("history %s: its -wal or -shm file was removed; reopening it", self.path)
             self._close_file()
             self._open_if_possible()
         self._job("trimmed", lambda: self._delete_before(int((now_s - self._keep_s) * 1000)))
@@ -208,7 +208,7 @@ class History:
     def _count_bad(self, rows: int | None) -> None:
         if rows:
             if not self.bad_rows:
-                logger.warning("history %s: %s rows cannot be read; they are deleted and counted", self.path, rows)
+                logger.warning("history %s: %s unreadable rows were deleted; later ones are counted", self.path, rows)
             self.bad_rows += rows
 
     def _delete_surplus(self) -> None:
@@ -321,7 +321,7 @@ class History:
         return int(self._connection.execute(query).fetchone()[0])
 
 
-_WITHOUT = "the agent continues without a history, and tries again"
+_WITHOUT = "the agent continues without a history and retries"
 
 
 def _no_file() -> sqlite3.Connection:

@@ -82,7 +82,7 @@ class HistoryWriter:
         if waits and self._hangs != (done is None):
             self._hangs = done is None
             state = (
-                f"has not answered for {_WAIT_S:g} s: up to 16 MiB wait in memory" if self._hangs else "answers again"
+                f"has not responded for {_WAIT_S:g} s; up to 16 MiB are buffered" if self._hangs else "responds again"
             )
             logger.warning("history %s: its disk %s", self._history.path, state)
         return done

@@ -149,7 +149,7 @@ class Notifier:
         if too_many > 0:
             del letters[:too_many]
             self._state.dropped += too_many
-            logger.error("%d notifications wait to be delivered: the %d oldest are dropped", MAX_WAITING, too_many)
+            logger.error("the queue of %d notifications is full: the %d oldest are dropped", MAX_WAITING, too_many)
 
     def _deliver(self, letter: Letter, now_s: float) -> None:
         """Try a message once; a failure is retried with exponential backoff, for a day."""
@@ -176,7 +176,7 @@ class Notifier:
             try:
                 self.tick(time.time())
             except Exception:
-                logger.exception("a tick of the notifier failed; the next one goes ahead")
+                logger.exception("an iteration of the notifier failed; it continues with the next one")
 
 
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:

@@ -145,7 +145,7 @@ class OtlpPusher:
                 state.waiting.append(Event("gpuwatch.finding.end", ended_s, "info", body, begun.attributes))
         if len(state.waiting) > MAX_WAITING:
             del state.waiting[:-MAX_WAITING]
-            self._warn("full", "%d log records wait for %s: the oldest are dropped", MAX_WAITING, self._where)
+            self._warn("full", "%d log records are queued for %s: the oldest are dropped", MAX_WAITING, self._where)
 
     def _is_taken(self, signal: Signal, message: bytes, now_s: float) -> bool | None:
         """Send a request and set when the next one is due; return None where it failed and is to be retried."""
@@ -167,7 +167,7 @@ class OtlpPusher:
         except OSError as error:
             is_retried, kind, reason = True, type(error).__name__, why(error)
         self._failed += 1
-        self._warn(signal.path + kind, "%s did not take %s: %s", self._where, signal.path, reason)
+        self._warn(signal.path + kind, "%s rejected or did not answer %s: %s", self._where, signal.path, reason)
         if not is_retried:
             return False
         backoff_s = min(LONGEST_BACKOFF_S, 2.0 ** min(signal.failures, 10)) * random.uniform(0.5, 1.0)
@@ -189,7 +189,7 @@ class OtlpPusher:
             try:
                 self.tick(time.monotonic(), last)
             except Exception as error:
-                self._warn(type(error).__name__, "a push by OTLP failed; the next one goes ahead: %r", error)
+                self._warn(type(error).__name__, "an OTLP push failed; continuing with the next one: %r", error)
 
 
 def _begin(finding: api.Finding, run: api.Run | None, now_s: float) -> Event:

@@ -59,7 +59,7 @@ class _ShmReader:
         except TimeoutError:
             self.known = {}
             if self._current not in self._hung:
-                message = "process %s: its /dev/shm does not answer within %g s and is not measured; the others are"
+                message = "process %s: statvfs of its /dev/shm timed out after %g s; it is not measured"
                 logger.warning(message, self._current, SHM_DEADLINE_S)
                 self._hung.add(self._current)
             if self._threads < _MOST_HUNG_THREADS:

@@ -130,7 +130,7 @@ class StackWatch:
         except (GpuwatchError, OSError) as error:
             self._warn(f"no stacks for {capture.cause} of run {capture.run}: {error}")
         except Exception:
-            logger.exception("taking the stacks of run %s failed", capture.run)
+            logger.exception("sampling the stacks of run %s failed", capture.run)
         finally:
             result.set_result(stacks)
 

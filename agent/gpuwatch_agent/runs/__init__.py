@@ -97,6 +97,10 @@ class Run(msgspec.Struct, eq=False):
         return self.run, self.rank
 
     @property
+    def ended_well(self) -> bool:
+        return self.status == ENDED and not any(sender.failed for sender in [*self.senders.values()][-1:])
+
+    @property
     def live_hello(self) -> wire.Hello | None:
         """The last Hello while the run is running."""
         return self.hello if self.status == RUNNING else None
@@ -128,8 +132,7 @@ class Run(msgspec.Struct, eq=False):
             if self.status == LOST:
                 self._resume()
             return False
-        columns = message.columns if isinstance(message, wire.Steps) else None
-        self._book(sender, message.totals, columns, now_ns, now_s)
+        self._book(sender, message, now_ns, now_s)
         self._resume()
         if isinstance(message, wire.Steps):
             self.activity, self.standstill = message.activity, message.standstill
@@ -171,20 +174,14 @@ class Run(msgspec.Struct, eq=False):
         self.steps = self.steps.since(now_ns - MINUTE_NS, min(timeline.KEPT, timeline.KEPT_OF_ALL // runs))
         self.trace.most_bytes = min(timeline.KEPT_BYTES, timeline.KEPT_BYTES_OF_ALL // runs)
 
-    def recent_ns(self) -> tuple[int, dict[str, int]]:
-        """Return (time covered, time by state) of the last minute, in ns; of the whole run while it is younger."""
+    def recent(self) -> tuple[int, dict[str, int], wire.Counters, wire.Counters]:
+        """Return the last minute: (ns covered, ns by state, counters now, counters at its begin); the whole run while it is younger."""
         if self.ledger is None:
-            return 0, {}
-        then = self.seconds[0][1] if self.seconds and self.ledger.sum_ns > MINUTE_NS else {}
+            return 0, {}, wire.Counters(), wire.Counters()
+        is_whole = self.ledger.sum_ns <= MINUTE_NS or not self.seconds
+        _, then, before = (0, dict[str, int](), wire.Counters()) if is_whole else self.seconds[0]
         states = {s: ns - then.get(s, 0) for s, ns in self.ledger.totals_ns.items() if ns > then.get(s, 0)}
-        return sum(states.values()), states
-
-    def recent_counts(self) -> tuple[wire.Counters, wire.Counters]:
-        """Return the counters at the beginning of `recent_ns` and now."""
-        if self.ledger is None or not self.seconds:
-            return wire.Counters(), wire.Counters()
-        young = self.ledger.sum_ns <= MINUTE_NS
-        return wire.Counters() if young else self.seconds[0][2], self.seconds[-1][2]
+        return sum(states.values()), states, self.seconds[-1][2] if self.seconds else before, before
 
     def record(self) -> bytes | None:
         """Return what must survive a restart of the agent; None before the first totals."""
@@ -224,11 +221,11 @@ class Run(msgspec.Struct, eq=False):
         offset_ns = clock_offset_ns(origin, self.boot_id, now_ns, now_s) if sender is None else sender.offset_ns
         if origin.monotonic_ns + offset_ns > now_ns + wire.CLOCK_SLACK_NS:
             if offset_ns == 0:
-                raise ProtocolError("a message from the future of this machine's own clock", "impossible")
+                raise ProtocolError("the message's timestamp is in the future", "impossible")
             # another clock, whose first message had waited, or that runs faster
             offset_ns = now_ns - origin.monotonic_ns
         if not isinstance(message, wire.Hello) and message.totals.start_ns + offset_ns < now_ns - _OLDEST_START_NS:
-            raise ProtocolError("a run that began more than 400 days ago", "impossible")
+            raise ProtocolError("the run began more than 400 days ago", "impossible")
         return offset_ns
 
     def _sender(self, origin: wire.Origin, offset_ns: int) -> Sender:
@@ -243,9 +240,8 @@ class Run(msgspec.Struct, eq=False):
             self.before = add_counters(self.before, self.senders.pop(oldest).sent)
         return sender
 
-    def _book(
-        self, sender: Sender, totals: wire.Totals, columns: Mapping[str, bytes] | None, now_ns: int, now_s: float
-    ) -> None:
+    def _book(self, sender: Sender, message: wire.Steps | wire.Bye, now_ns: int, now_s: float) -> None:
+        totals, columns = message.totals, message.columns if isinstance(message, wire.Steps) else None
         start_ns, watermark_ns = totals.start_ns + sender.offset_ns, totals.watermark_ns + sender.offset_ns
         started_s = now_s - (now_ns - start_ns) / 1e9
         if sender.sent is None:
@@ -413,7 +409,7 @@ class RunRegistry:
         while (key := (f"{name[: wire.MAX_NAME - 8]}#{number}", message.rank)) in self.runs:
             number += 1
         if not self.kept_apart:
-            logger.warning("two live processes send as run %r rank %s: the second is %r", name, message.rank, key[0])
+            logger.warning("two live processes report as run %r rank %s: the second is %r", name, message.rank, key[0])
         self.kept_apart += 1
         if len(self._apart) >= self.MAX_RUNS:
             self._apart = {sender: at for sender, at in self._apart.items() if at in self.runs}

@@ -5,7 +5,6 @@ Pure arithmetic; times in ns of the agent's monotonic clock.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +16,8 @@ from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, RU
 
 KEPT = 1200  # steps kept of one run: a minute at 20 per second, less time of a faster run
 KEPT_OF_ALL = 96_000  # steps kept of all runs together: beyond 80 runs each has fewer
-_NEEDED = wire.HOST_COLUMNS[:4]
-_NEEDED_SET = frozenset(_NEEDED)
+_ROW = wire.STEP_COLUMNS
+_NEEDED = frozenset(_ROW[:4])
 
 
 class RecentColumns(StepColumns, frozen=True):
@@ -43,48 +42,29 @@ class RecentColumns(StepColumns, frozen=True):
         return RecentColumns(*(getattr(self, name)[old:] for name in self.__struct_fields__)) if old else self
 
 
+def _rows(packed: Mapping[str, bytes]) -> Iterable[tuple[int, ...]]:
+    """Return the steps in a message's columns, each with its values in the order of `_ROW`; none of incomplete ones."""
+    if not packed.keys() >= _NEEDED:
+        return ()
+    missing = wire.pack([wire.MISSING] * wire.step_count(packed))
+    return zip(*(wire.unpack(packed.get(name, missing)) for name in _ROW), strict=True)
+
+
 def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
-    """Return the steps in a message's columns, the last `KEPT` at most; none of incomplete ones."""
-    if not packed.keys() >= _NEEDED_SET:
-        return RecentColumns()
-    found = {name: wire.unpack(column[-8 * KEPT :]) for name, column in packed.items()}
-    host = [found[name] for name in _NEEDED]
-    count = len(host[0])
-    missing = array("q", [wire.MISSING]) * count
-    end_ns = tuple(sum(parts) + offset_ns for parts in zip(*host, strict=True))
-    waits, copies, computes = host[1:]
-    hidden: Iterable[int] = (0,) * count
-    if found.keys() >= set(wire.DEVICE_COLUMNS):
-        rows = zip(waits, copies, computes, *(found[name] for name in wire.DEVICE_COLUMNS), strict=True)
-        steps = [_by_device(*row) for row in rows]
-        waits, copies, computes, hidden = (array("q", column) for column in zip(*steps, strict=True))
-    return RecentColumns(
-        end_ns=end_ns,
-        data_wait_s=_seconds(waits),
-        transfer_s=_seconds(copies),
-        compute_s=_seconds(computes),
-        hidden_wait_s=_seconds(hidden),
-        epoch_start=tuple(first == 1 for first in found.get("epoch_start", missing)),
-        samples=tuple(found.get("samples", missing)),
-        comm_wait_ns=tuple(found.get("comm_wait_ns", missing)),
-    )
-
-
-def _by_device(
-    wait_ns: int, copy_ns: int, compute_ns: int, felt_ns: int, host_ns: int, device_copy_ns: int, device_compute_ns: int
-) -> tuple[int, int, int, int]:
-    """Return a step's (data wait, transfer, compute, hidden wait), on the device's timeline where that measured the step."""
-    if felt_ns < 0:
-        return wait_ns, copy_ns, compute_ns, 0
-    return felt_ns, device_copy_ns, device_compute_ns + max(0, host_ns), max(0, wait_ns - felt_ns)
-
-
-def _seconds(values_ns: Iterable[int]) -> tuple[float, ...]:
-    return tuple(value / 1e9 for value in values_ns)
+    """Return the steps in a message's columns, by the device's timeline where that measured them; none of incomplete ones."""
+    steps = []
+    for start, wait, copy, compute, samples, first, felt, host_wait, device_copy, device_compute, comm in _rows(packed):
+        end, hidden = start + wait + copy + compute + offset_ns, 0
+        if felt >= 0:
+            hidden, wait, copy, compute = max(0, wait - felt), felt, max(0, device_copy), device_compute
+            compute = max(0, compute) + max(0, host_wait)
+        steps.append((wait / 1e9, copy / 1e9, compute / 1e9, first == 1, hidden / 1e9, end, samples, comm))
+    return RecentColumns(*zip(*steps, strict=True))
 
 
 Segment = tuple[int, int, str]  # (begin, end, state)
 
+_NEVER_NS = 1 << 63
 _KEPT = 128
 """Stretches: a minute at two messages per second. Older ones are joined: their sums stay, their order is lost."""
 KEPT_BYTES, KEPT_BYTES_OF_ALL = 128 << 10, 10 << 20
@@ -123,16 +103,13 @@ def arrange(stretch: Stretch) -> list[Segment]:
 
 
 def _fill_gaps(stretch: Stretch, placed: list[Segment], left: dict[str, int]) -> Iterator[Segment]:
-    rest = [(state, ns) for state, ns in left.items() if ns > 0]
     at_ns = stretch.begin_ns
     for begin_ns, end_ns, state in (*placed, (stretch.end_ns, stretch.end_ns, "")):
-        while at_ns < begin_ns and rest:
-            filler, ns = rest.pop(0)
-            until_ns = min(begin_ns, at_ns + ns)
-            yield at_ns, until_ns, filler
-            if ns > until_ns - at_ns:
-                rest.insert(0, (filler, ns - (until_ns - at_ns)))
-            at_ns = until_ns
+        for filler in left:
+            if (ns := min(left[filler], begin_ns - at_ns)) > 0:
+                yield at_ns, at_ns + ns, filler
+                left[filler] -= ns
+                at_ns += ns
         if state:
             yield begin_ns, end_ns, state
         at_ns = end_ns
@@ -140,18 +117,11 @@ def _fill_gaps(stretch: Stretch, placed: list[Segment], left: dict[str, int]) ->
 
 def _recorded(stretch: Stretch) -> Iterator[Segment]:
     """Yield the phases of the recorded steps, by the device's timeline where it measured them, else by the host's."""
-    columns = stretch.columns
-    if columns is None or not columns.keys() >= _NEEDED_SET:
-        return
-    host = [wire.unpack(columns[name]) for name in _NEEDED]
-    missing = [wire.MISSING] * len(host[0])
-    device = [wire.unpack(columns[name]) if name in columns else missing for name in wire.DEVICE_COLUMNS]
-    waits = wire.unpack(columns["comm_wait_ns"]) if "comm_wait_ns" in columns else missing
-    rows = zip(*host, *device, waits, strict=True)
-    for start, wait, copy, compute, input_wait, host_wait, device_copy, device_compute, comm in rows:
+    rows = _rows(stretch.columns or {})
+    for start, wait, copy, compute, _, _, felt, host_wait, device_copy, device_compute, comm in rows:
         batch = start + stretch.offset_ns + wait
-        if input_wait >= 0:
-            wait, copy, compute = input_wait, max(0, device_copy), max(0, device_compute)
+        if felt >= 0:
+            wait, copy, compute = felt, max(0, device_copy), max(0, device_compute)
             yield batch - wait - max(0, host_wait), batch - wait, HOST_WAIT
         copied, done = batch + copy, batch + copy + compute
         yield batch - wait, batch, INPUT_WAIT
@@ -203,16 +173,9 @@ class Trace:
 
     def parts_after(self, at_ns: int) -> dict[str, int]:
         """Return the time by state that lies after a moment."""
-        parts: dict[str, int] = {}
-        for stretch in reversed(self._stretches):
-            if stretch.end_ns <= at_ns:
-                break
-            whole = stretch.begin_ns >= at_ns
-            for state, ns in (stretch.parts_ns if whole else parts_of(cut([*arrange(stretch)], at_ns))).items():
-                parts[state] = parts.get(state, 0) + ns
-        return parts
+        return parts_of(self.segments(at_ns))
 
-    def segments(self, after_ns: int, until_ns: int) -> list[Segment]:
+    def segments(self, after_ns: int, until_ns: int = _NEVER_NS) -> list[Segment]:
         """Return the states between two moments, in order."""
         found: list[Segment] = []
         for stretch in self._stretches:
@@ -221,7 +184,7 @@ class Trace:
         return cut(found, after_ns, until_ns)
 
 
-def cut(segments: list[Segment], after_ns: int, until_ns: int | None = None) -> list[Segment]:
+def cut(segments: list[Segment], after_ns: int, until_ns: int = _NEVER_NS) -> list[Segment]:
     """Return the part of these segments that lies between two moments."""
-    clipped = [(max(b, after_ns), e if until_ns is None else min(e, until_ns), state) for b, e, state in segments]
+    clipped = [(max(begin_ns, after_ns), min(end_ns, until_ns), state) for begin_ns, end_ns, state in segments]
     return [segment for segment in clipped if segment[1] > segment[0]]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -27,6 +27,7 @@ class ActiveFinding:
     since_ns: int
     seen_ns: int  # the same on the agent's monotonic clock: the wall clock may be set
     active: bool = False
+    brief: str = ""  # the finding's own, as it was once its numbers had settled; empty: not yet
     stacks_taken: bool = False  # stacks were requested
     stacks: Stacks | None = None  # the processes' stacks when it began; None: none were taken
 
@@ -35,21 +36,15 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
     """Return a run's entry of /api/v1/runs. `watermark_s` and `live` of a live one; else it is one that the history keeps."""
     hello, counts, gpus = run.hello, run.counts, tuple(run.gpus.values())
     states_s = {state: ns / 1e9 for state, ns in run.ledger.totals_ns.items() if ns} if run.ledger is not None else {}
-    about: dict[str, Any] = {"name": run.run, "timeline": "host"}
+    about: dict[str, Any] = {"name": run.run, "timeline": "host"} | {name: getattr(run, name) for name in _OF_RUN}
     if hello is not None:
-        about = {name: getattr(hello, name) for name in _OF_HELLO} | {"pid": hello.pid or None}
+        about |= {name: getattr(hello, name) for name in _OF_HELLO} | {"pid": hello.pid or None}
     if run.status == ENDED and run.conclusion is not None:
         about["conclusion"], live["verdict"] = run.conclusion, run.conclusion.verdict
     return api.Run(
-        run=run.run,
-        rank=run.rank,
         **about,
         **live,
-        status=cast(api.RunStatus, run.status),
-        started_s=run.started_s,
         watermark_s=run.started_s + sum(states_s.values()) if watermark_s is None else watermark_s,
-        last_message_s=run.last_message_s,
-        user=run.user,
         owner=api.Owner(*(getattr(run.owner, name) or None for name in api.Owner.__struct_fields__)),
         steps=counts.steps,
         samples=counts.samples if counts.samples >= 0 else None,
@@ -66,6 +61,7 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
     )
 
 
+_OF_RUN = ("run", "rank", "status", "started_s", "last_message_s", "user")
 _OF_HELLO = ("name", "job", "host", "pid", "world_size", "timeline", "device", "versions", "tags", "loader")
 
 
@@ -86,7 +82,7 @@ def recent_view(run: Run, window: Window) -> api.Recent | None:
     totals = sorted(a + b + c for a, b, c in zip(steps.data_wait_s, steps.transfer_s, steps.compute_s, strict=True))
     # Steps are kept for a minute, or up to a maximum: the rate is over their own span.
     span_s = max((steps.end_ns[-1] - steps.end_ns[0]) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
-    then, now = run.recent_counts()
+    _, _, now, then = run.recent()
     counted = now.tokens >= 0 and now.steps > then.steps
     tokens_per_step = (now.tokens - max(0, then.tokens)) / (now.steps - then.steps) if counted else None
     done = Done(

@@ -72,12 +72,10 @@ def run_window(
     ranks: Sequence[RankFacts] = (),
 ) -> Window:
     """Return the run's last minute. `host` is the node, `gpus` are held by the run alone, `ranks` train on this node."""
-    hello, seen, (then, now) = run.hello, workers.of(run).workers, run.recent_counts()
+    hello, seen = run.hello, workers.of(run).workers
     about = {} if hello is None else {name: getattr(hello, name) for name in _OF_HELLO}
     return make_window(
-        *run.recent_ns(),
-        now,
-        then,
+        *run.recent(),
         steps=run.steps,
         fetch_cpu_ratio=run.fetch_cpu_ratio,
         worker_cpu_ratios=seen.ratios(),
@@ -119,7 +117,7 @@ def _stalled_s(run: Run, now_ns: int) -> float | None:
         last_ns = now_ns - int((run.last_message_s - run.last_step_s) * 1e9)
     if last_ns is None or now_ns - last_ns < STALL_FLOOR_NS:
         return None
-    stalled_ns = run.recent_ns()[1].get("stalled", 0)
+    stalled_ns = run.recent()[1].get("stalled", 0)
     return (now_ns - last_ns) / 1e9 if stalled_ns > 0 else None
 
 

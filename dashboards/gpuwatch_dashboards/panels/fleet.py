@@ -6,7 +6,7 @@ from gpuwatch_dashboards.panels.node import LOST
 from gpuwatch_dashboards.panels.panel import Curve, Panel, stack, stat, table
 
 NO_PRICE = "No price is configured: set gpu_hour under [prices], then run `gpuwatch rules --config`."
-NOT_RECORDED = "Nothing was recorded in this time range. The rules of `gpuwatch rules` record it every five minutes."
+NOT_RECORDED = "Nothing recorded in this time range. The rules of `gpuwatch rules` record every five minutes."
 OWNER = "topk by (job, instance, gpu, UUID) (1, gpuwatch_gpu_owner_info{{{}}})"
 BY_OWNER = "on (job, instance, gpu, UUID) group_left"
 _SELECTED = 'instance=~"$instance", user=~"$user", job_id=~"$job"'
@@ -77,7 +77,7 @@ def _spent(level: str, label: str, *names: str) -> Panel:
     hours = partial(_over_range, label)
     labels = (label, *("name" for _ in names))
     return table(f"by_{level}", f"By {level}", "hours", columns=labels, sort="Lost", empty=NOT_RECORDED, width=12).asks(
-        "Who held how many GPU-hours in this time range, and how many of them were lost?",
+        "How many GPU-hours did each user, job, node or run hold in this time range, and how many were lost?",
         Curve("GPU-hours", hours("all")),
         Curve("Useful", f"{hours('useful')} / ({hours('all')} > 0)", "ratio"),
         Curve("Starved", hours("starved")),
@@ -93,30 +93,30 @@ def _spent(level: str, label: str, *names: str) -> Panel:
 FLEET: tuple[Panel, ...] = (
     stat("gpus", "GPUs").asks("How many GPUs are there?", f"sum(max by (instance, gpu, UUID) ({_GPUS}))"),
     stat("nodes", "Nodes").asks("How many nodes with GPUs have an agent?", f"count(count by (instance) ({_OWNED}))"),
-    stat("useful", "Useful", "ratio").asks("Which share of all GPU time is computing now?", _share("useful")),
+    stat("useful", "Useful", "ratio").asks("What share of all GPU time is computing now?", _share("useful")),
     stat("starved", "Starved", "ratio", warning="input_share", runbook="GpuStarved").asks(
-        "Which share is waiting for input now?", _share("starved")
+        "What share of all GPU time is waiting for input now?", _share("starved")
     ),
     stat("idle", "Held idle", "ratio", warning="idle_share", runbook="GpuHeldIdle").asks(
-        "Which share is held by an idle process now?", _share("idle")
+        "What share of all GPU time is held by an idle process now?", _share("idle")
     ),
     stat("stalled", "Stalled", "ratio", warning="stalled_share", runbook="RunStalled").asks(
-        "Which share belongs to runs without progress?", _share("stalled")
+        "What share of all GPU time belongs to runs without progress now?", _share("stalled")
     ),
     stat("lost_gpus", "GPUs lost", warning="lost_gpus").asks(
-        "How many GPUs' time is starved, held idle or stalled now?", f"{_share(LOST)} * sum({_GPUS})"
+        "How many GPUs' worth of time is currently starved, held idle or stalled?", f"{_share(LOST)} * sum({_GPUS})"
     ),
     stat("lost_money", "Money lost per hour", "money/h", empty=NO_PRICE).asks(
-        "What does it cost an hour?", _now(LOST, _COST)
+        "What does the currently lost GPU time cost per hour?", _now(LOST, _COST)
     ),
     stat("lost", "GPU-hours lost", "hours").asks(
-        "How many GPU-hours in this time range were starved, idle or stalled?", _over_range("", LOST)
+        "How many GPU-hours in this time range were starved, held idle or stalled?", _over_range("", LOST)
     ),
     stat("cost", "Money lost", "money", empty=NO_PRICE).asks(
-        "What did these GPU-hours cost?", _over_range("", LOST, _SPENT)
+        "What did the GPU-hours lost in this time range cost?", _over_range("", LOST, _SPENT)
     ),
     stat("agents_down", "Agents down", warning="missing", runbook="GpuwatchAgentDown").asks(
-        "On how many nodes does the agent not answer?", f"count({_SILENT}) or vector(0)"
+        "On how many nodes does the agent not answer Prometheus?", f"count({_SILENT}) or vector(0)"
     ),
     table(
         "lost_now",
@@ -127,8 +127,8 @@ FLEET: tuple[Panel, ...] = (
         runbook="GpuHeldIdle",
         width=24,
     ).asks(
-        "Whose GPUs are starved, held idle or stalled now, for how long, why, and what does it cost? As a number "
-        "of GPUs: 2 are two GPU-seconds lost every second. The cause is the run's largest finding.",
+        "Whose GPUs are currently starved, held idle or stalled, for how long, why, and at what cost? Unit: GPUs "
+        "(2 = two GPU-seconds lost per second). The cause is the run's largest finding.",
         Curve(
             "GPUs lost",
             f"topk(50, {_LOST_NOW} * on (run) group_left (cause)\n"
@@ -139,7 +139,7 @@ FLEET: tuple[Panel, ...] = (
         Curve("Cost per hour", _of_losers(f"{_COST}{_LOST}"), "money/h"),
     ),
     table("fleet_alerts", "Alerts", columns=(*_ALERT, "user", "job_id"), empty="No alert is firing.", width=15).asks(
-        "Which alerts are firing now, and whose are the runs and GPUs?", _alerts()
+        "Which alerts are firing, and who owns the runs and GPUs?", _alerts()
     ),
     table(
         "silent_nodes",
@@ -148,21 +148,21 @@ FLEET: tuple[Panel, ...] = (
         empty="All nodes answer.",
         runbook="GpuwatchAgentDown",
         width=9,
-    ).asks("On which nodes does Prometheus get no answer from the agent?", f"max by (instance) ({_SILENT})"),
+    ).asks("On which nodes does the agent not answer Prometheus?", f"max by (instance) ({_SILENT})"),
     stack("gpus_by_kind", "GPUs by use", width=14).asks(
-        "How much GPU time is useful, starved, held idle or stalled, as a number of GPUs? The rest is start-up, "
-        "evaluation, checkpoints, unallocated or not attributed.",
+        "How many GPUs' worth of time is useful, starved, held idle or stalled? The rest is start-up, evaluation, "
+        "checkpoints, unallocated or not attributed.",
         Curve("{kind}", f'sum by (kind) ({_RATE}{{kind!="all", {_SELECTED}}})'),
         Curve(
             "{kind}", f'label_replace({_now("all")} - sum({_RATE}{{kind!="all", {_SELECTED}}}), "kind", "rest", "", "")'
         ),
     ),
     stack("cost_by_kind", "Cost per hour", "money/h", empty=NO_PRICE, width=10).asks(
-        "How much of the cost is for GPUs that compute?",
+        "How is the cost of GPUs divided into useful and lost time?",
         Curve("{kind}", f'sum by (kind) ({_COST}{{kind!="all", {_SELECTED}}})'),
     ),
     stack("fleet_states", "GPUs by state", empty=NOT_RECORDED, width=24).asks(
-        "How many GPUs compute, wait, or are held by a process that does not use them?",
+        "How many GPUs' worth of time is spent in each ledger state?",
         Curve("{state}", f"sum by (state) (owner_state:gpuwatch_gpu_seconds:rate5m{{{_SELECTED}}})"),
     ),
     _spent("user", "user"),

@@ -16,8 +16,9 @@ _INFO = (
 _NO_STEP = "No step has ended in this time range."
 _NO_GPU = "This run holds no GPU."
 _NO_WORKERS = "No loader workers: batches are loaded in the training process."
+_NO_PHASE = "No phase other than eval and checkpoint was declared (w.phase)."
 _NO_EVENTS = "No step was measured by device events: there is no device, or only the host's clock was used."
-_ONLY_AGENT = "Not measured in this run, or read from Prometheus: agents serve it with `--series full`."
+_ONLY_AGENT = "Not measured in this run, or not exported to Prometheus (start the agents with `--series full`)."
 
 
 def _share(state: str) -> str:
@@ -28,36 +29,36 @@ def _share(state: str) -> str:
 
 
 RUN: tuple[Panel, ...] = (
-    stat("up", "Running ranks").asks("How many ranks are training now?", line("", "gpuwatch_run_up")),
+    stat("up", "Running ranks").asks("How many ranks of the run are training now?", line("", "gpuwatch_run_up")),
     stat("run_input", "Input wait", "ratio", warning="input_share", runbook="GpuStarved").asks(
-        "For which share of this time range did it wait for data?", _share("input_wait")
+        "For what share of this time range did the run wait for data?", _share("input_wait")
     ),
     stat("run_compute", "Computing", "ratio").asks(
-        "For which share of this time range did it compute?", _share("compute")
+        "For what share of this time range did the run compute?", _share("compute")
     ),
     stat("run_stalled", "Stalled", "ratio", warning="stalled_share", runbook="RunStalled").asks(
-        "For which share of this time range did it make no progress?", _share("stalled")
+        "For what share of this time range did the run make no progress?", _share("stalled")
     ),
     stat("run_steps", "Steps", empty=_NO_STEP).asks(
-        "How many steps did it complete in this time range?", f"max(increase({_STEPS}{{{_RUN}}}[$__range]))"
+        "How many steps did the run complete in this time range?", f"max(increase({_STEPS}{{{_RUN}}}[$__range]))"
     ),
     stat("run_gpus_lost", "GPUs lost", warning="lost_gpus", empty=_NO_GPU).asks(
-        "How much of its GPU time is starved, held idle or stalled now, as a number of GPUs?",
+        "How many GPUs' worth of the run's time is currently starved, held idle or stalled?",
         f'sum(owner_kind:gpuwatch_gpu_seconds:rate5m{{kind=~"{LOST}", {_OF_RUN}}})',
     ),
     stat("run_lost_money", "Money lost per hour", "money/h", empty=NO_PRICE).asks(
-        "What does that cost per hour?", f'sum(owner_kind:gpuwatch_gpu_cost:per_hour{{kind=~"{LOST}", {_OF_RUN}}})'
+        "What does the loss cost per hour?", f'sum(owner_kind:gpuwatch_gpu_cost:per_hour{{kind=~"{LOST}", {_OF_RUN}}})'
     ),
     stat("run_money", "Cost of the run", "money", empty=NO_PRICE).asks(
-        "What did its GPUs cost in this time range? (Recorded every five minutes.)",
+        "What did the run's GPUs cost in this time range? (Recorded every five minutes.)",
         f'sum(sum_over_time(owner_kind:gpuwatch_gpu_cost:increase5m{{kind="all", {_OF_RUN}}}[$__range]))',
     ),
     stat("run_oom_kills", "OOM kills", warning="missing", runbook="ShmNearlyFull").asks(
-        "How many of its processes did the kernel's OOM killer end in this time range?",
+        "How many processes of the run did the kernel's OOM killer kill in this time range?",
         f"sum(increase(gpuwatch_run_oom_kills_total{{{_RUN}}}[$__range])) or vector(0)",
     ),
     stat("run_records_lost", "Lost records").asks(
-        "How many step records did not arrive in this time range? Their time is in the ledger all the same.",
+        "How many step records did not reach the agent in this time range? Their time is still counted.",
         f"sum(increase(gpuwatch_step_records_lost_total{{{_RUN}}}[$__range])) or vector(0)",
     ),
     stack(
@@ -66,13 +67,13 @@ RUN: tuple[Panel, ...] = (
         maximum=1.0,
         empty="The first second of this run has not been counted yet.",
         width=16,
-    ).asks("Which share of wall time goes to computing, and which to waiting?", line("{state}", _SECONDS, _SECONDS)),
-    detail("run_goodput", "Goodput of its job", "ratio", empty="No scheduler's job, and not resumed.").asks(
-        "Which share of its job's whole time, restarts included, computed new steps?",
+    ).asks("How is the run's wall-clock time divided among states?", line("{state}", _SECONDS, _SECONDS)),
+    detail("run_goodput", "Goodput of the job", "ratio", empty="Neither a scheduler job nor a resumed run.").asks(
+        "What share of the job's wall-clock time, restarts included, computed new steps?",
         'max(job_id:gpuwatch_job_goodput:ratio and on (job_id) gpuwatch_job_start_timestamp_seconds{run="$run"})',
     ),
-    stack("declared_phases", "Declared phases", empty="None but eval and checkpoint (w.phase).", more=True).asks(
-        "Which share of wall time goes to each phase that the training declares by name?",
+    stack("declared_phases", "Declared phases", empty=_NO_PHASE, more=True).asks(
+        "What share of the wall-clock time goes to each phase that the training declares?",
         line("{phase}", "gpuwatch_phase_seconds_total", _SECONDS),
     ),
     detail("findings", "Findings", maximum=1.0, empty="Nothing found.").asks(
@@ -80,21 +81,21 @@ RUN: tuple[Panel, ...] = (
         line("{cause}", "gpuwatch_finding_evidence_ratio"),
     ),
     stack("step_time", "Step time", empty=_NO_STEP).asks(
-        "How long is one step, and which phase takes longest? Stacked: the mean by phase; lines: p50 and p95 of the "
-        "last minute.",
+        "How long does a step take, and which phase takes longest? Stacked: the mean by phase. Lines: p50 and p95 of "
+        "the last minute.",
         line("{phase}", _PHASES, _STEPS),
         line("{percentile}", "gpuwatch_step_percentile_seconds", greatest=True, over_stack=True),
     ),
     Panel("loader_workers", "Loader workers", maximum=1.0, warning="worker_busy", empty=_NO_WORKERS).asks(
-        "Does each worker of the loader use a whole core?",
+        "How much of one core does each loader worker use on average?",
         line("mean CPU of a worker", "gpuwatch_loader_worker_cpu_seconds_total", _WORKERS),
     ),
     detail("loader_queue", "Loader queue", maximum=1.0, empty=_NO_WORKERS).asks(
-        "At which share of its requests does training find no batch ready?",
+        "For what share of the training's batch requests was no batch ready?",
         line("no batch ready", "gpuwatch_loader_empty_fetches_total", _FETCHES),
     ),
     detail("loader_ready", "Batches ready", "1", empty=_NO_WORKERS).asks(
-        "How many batches are ready when training asks for one? Near 0: the loader limits it.",
+        "How many batches are ready when training asks for one? Near 0, the loader limits the training.",
         line(
             "mean queue depth",
             "gpuwatch_loader_ready_batches_total",
@@ -104,52 +105,52 @@ RUN: tuple[Panel, ...] = (
         ),
     ),
     detail("loader_waits", "What loader workers wait for", maximum=1.0, empty=_ONLY_AGENT).asks(
-        "Which share of the workers is blocked by the disk, or is ready to run and has no core?",
+        "What share of the loader workers is blocked on disk I/O, or runnable but waiting for a core?",
         line("disk", "gpuwatch_loader_workers_in_disk_wait", _WORKERS),
         line("a core", "gpuwatch_loader_worker_run_queue_seconds_total", _WORKERS),
     ),
     detail("loader_disk", "Disk traffic of the loader workers", empty="No loader workers, or none on a disk.").asks(
-        "How much do they read from disks? The page cache is not counted.",
+        "How much do the loader workers read from and write to disks? (Excluding page cache hits.)",
         line("read", "gpuwatch_loader_worker_read_bytes_total"),
         line("written", "gpuwatch_loader_worker_written_bytes_total"),
     ),
     detail("hidden_wait", "Hidden data wait", empty=_NO_EVENTS).asks(
-        "For which share of the time did the host wait for data while the device still had work? It costs nothing.",
+        "For what share of the time did the host wait for data while the device still had work? This wait costs no time.",
         line("hidden", "gpuwatch_hidden_input_wait_seconds_total", _SECONDS),
     ),
     detail("coverage", "Coverage", maximum=1.0, empty=_ONLY_AGENT).asks(
-        "Which share of the steps was measured by device events, which had its wait for other ranks measured, and "
-        "for which is the input wait not certain? And of which share of the fetches was the CPU time sampled?",
+        "What share of the steps was measured with device events, for what share was the wait for other ranks measured, "
+        "for what share is the input wait unreliable, and for what share of the fetches was the CPU time sampled?",
         line("device events", "gpuwatch_device_steps_total", _STEPS),
         line("wait for ranks", "gpuwatch_comm_steps_total", _STEPS),
-        line("not certain", "gpuwatch_unverified_steps_total", _STEPS),
+        line("input wait unreliable", "gpuwatch_unverified_steps_total", _STEPS),
         line("fetches sampled", "gpuwatch_fetches_sampled_total", _FETCHES),
     ),
     detail("hook_cost", "Cost of the hook", empty="The hook has not reported its cost yet.").asks(
-        "How much of one core does gpuwatch itself take in the training process?",
+        "How much of one core does gpuwatch use in the training process?",
         line("rank {rank}", "gpuwatch_hook_overhead_seconds_total"),
     ),
     detail("run_memory", "Memory of the run").asks(
-        "Is it close to the limit of its control group?",
-        line("control group", "gpuwatch_run_memory_used_bytes"),
+        "Is the run's memory close to the limit of its cgroup?",
+        line("cgroup", "gpuwatch_run_memory_used_bytes"),
         line("training processes", "gpuwatch_run_resident_memory_bytes"),
         line("limit", "gpuwatch_run_memory_limit_bytes", dashed=True),
     ),
     detail(
         "run_pressure",
-        "Pressure in the run's control group",
-        empty="The run has no control group of its own, or the kernel does not report pressure.",
+        "Pressure in the run's cgroup",
+        empty="The run has no cgroup of its own, or the kernel does not report pressure.",
     ).asks(
-        "For which share of the time does some task of the run wait for CPU, I/O or memory?",
+        "For what share of the time does at least one task in the run's cgroup wait for CPU, I/O or memory?",
         line("CPU", "gpuwatch_run_pressure_cpu_waiting_seconds_total"),
         line("I/O", "gpuwatch_run_pressure_io_waiting_seconds_total"),
         line("memory", "gpuwatch_run_pressure_memory_waiting_seconds_total"),
     ),
     Panel("throughput", "Throughput", empty=_NO_STEP).asks(
-        "How many steps per second does training complete?", line("steps, rank {rank}", _STEPS)
+        "How many steps per second does each rank complete?", line("steps, rank {rank}", _STEPS)
     ),
-    detail("samples", "Samples and tokens", empty="The size of a batch is not known.").asks(
-        "How many samples and tokens per second does it train on?",
+    detail("samples", "Samples and tokens", empty="The batch size is unknown.").asks(
+        "How many samples and tokens per second does the run train on?",
         line("samples", "gpuwatch_samples_total"),
         line("tokens", "gpuwatch_tokens_total"),
     ),
@@ -157,18 +158,18 @@ RUN: tuple[Panel, ...] = (
         "mfu",
         "Model FLOPs utilisation",
         maximum=1.0,
-        empty="Not known: no tensor activity is measured; declare flops_per_step (or _sample, _token) and peak_flops in gpuwatch.Watch().",
+        empty="No tensor core activity is measured: declare flops_per_step (or _sample, _token) and peak_flops.",
     ).asks(
-        "Which share of the device's peak does training reach, as declared, and by its tensor cores' activity? The mean of the last minute (MFU).",
+        "What share of the device's peak FLOP/s did the run use in the last minute, declared and estimated (MFU)?",
         line("rank {rank}", "gpuwatch_run_mfu_ratio"),
         line("rank {rank}, estimated", "gpuwatch_run_mfu_estimated_ratio", dashed=True),
     ),
     Panel("step_usual", "Step time, long term", "s", empty=_NO_STEP, runbook="StepTimeRegressed").asks(
-        "Has it become slower? The mean of ten minutes, of all ranks.",
+        "Has the run become slower? Mean of ten minutes over all ranks.",
         Curve("10 min mean", 'run:gpuwatch_step_seconds:mean10m{run="$run"}'),
     ),
     detail("rank_input", "Input wait by rank", maximum=1.0, runbook="Straggler").asks(
-        "Does one rank wait for data, or do all?",
+        "Do all ranks wait for data, or only some?",
         line("rank {rank}", _SECONDS, _SECONDS, (Match("state", "=", "input_wait"),)),
     ),
     detail("rank_step", "Step time by rank", empty=_NO_STEP, runbook="Straggler").asks(
@@ -182,11 +183,11 @@ RUN: tuple[Panel, ...] = (
         empty="No rank delays the others.",
         runbook="Straggler",
     ).asks(
-        "For which share of a step do the other ranks wait for this one?",
+        "For what share of a step do all other ranks wait for this one?",
         line("rank {rank}", "gpuwatch_straggler_excess_ratio"),
     ),
     stack("run_gpu_ledger", "GPUs of the run by state", empty=_NO_GPU).asks(
-        "How many of the run's GPUs compute or wait?",
+        "How many of the run's GPUs compute, wait or idle?",
         Curve(
             "{state}",
             'sum by (state) (\nrate(gpuwatch_gpu_seconds_total{instance=~"$instance", gpu=~"$gpu"}[$__rate_interval])\n'
@@ -194,9 +195,9 @@ RUN: tuple[Panel, ...] = (
         ),
     ),
     table(
-        "run_info", "About the run", columns=_INFO, empty="No run of this name was seen in this time range.", width=12
+        "run_info", "About the run", columns=_INFO, empty="No run with this name exists in this time range.", width=12
     ).asks(
-        "Whose run is it, where, and with which loader?", f"max by ({', '.join(_INFO)}) (gpuwatch_run_info{{{_RUN}}})"
+        "Who runs it, where, and with which settings?", f"max by ({', '.join(_INFO)}) (gpuwatch_run_info{{{_RUN}}})"
     ),
     table(
         "run_findings",

@@ -10,9 +10,10 @@ from gpuwatch_dashboards.launch import DEFAULT_AGENT_URL
 from gpuwatch_dashboards.panels.panel import Panel
 from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span, filled, render
 from gpuwatch_dashboards.sources.agent import AgentSource
-from gpuwatch_dashboards.sources.scraped import scraped_gpus, scraped_runs
+from gpuwatch_dashboards.sources.scraped import MOST_RUNS, names_of, scraped_gpus, scraped_runs
 
 SITE_TIMEOUT_S = 15.0  # for queries about a whole site over weeks
+ENDED_HOLD_S = 30.0  # ended runs are asked for again after so long, and at once when a run is no longer served
 SCRAPES_PER_WINDOW = 4  # a rate over fewer scrapes is empty whenever one of them is missed
 
 
@@ -31,11 +32,22 @@ class PrometheusSource:
         self._scrape_interval_s, self._window_s = scrape_interval_s, SCRAPES_PER_WINDOW * scrape_interval_s
         self._now = now
         self._agents: dict[str, AgentSource] = {}
+        self._ended: dict[tuple[str | None, str | None], tuple[float, set[str], list[Run]]] = {}
         self._agent_url = agent_url  # its scheme, user and password are those of all agents
         self.label = f"Prometheus at {self._api.url}"
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
-        return scraped_runs(self.instant, node, run, self._window_s, self._now())
+        now_s, current = self._now(), names_of(self.instant, node, False)
+        until_s, served, ended = self._ended.get((node, run), (now_s, set(), []))
+        if now_s >= until_s or (len(current) < MOST_RUNS and served - {*current}):
+            names = [*([run] if run else ()), *names_of(self.instant, node, True)]
+            names = [name for name in dict.fromkeys(names) if name not in current][: max(1, MOST_RUNS - len(current))]
+            ended = scraped_runs(self.instant, names, True, self._window_s, now_s)
+            self._ended = {key: value for key, value in self._ended.items() if value[0] > now_s}
+            self._ended[node, run] = now_s + ENDED_HOLD_S, {*current}, ended
+        found = scraped_runs(self.instant, {*current}, False, self._window_s, now_s)
+        found += [one for one in ended if one.run not in current]
+        return sorted(found, key=lambda one: (-round(one.watermark_s), one.run, one.rank))
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
         """Return the named node, or the run's; without either only Prometheus's own name is known."""

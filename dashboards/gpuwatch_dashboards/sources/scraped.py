@@ -1,7 +1,7 @@
 """A site's runs and GPUs as Prometheus has them: the agents' answers, rebuilt from the metrics that they export."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -15,7 +15,9 @@ from gpuwatch_dashboards.query import INSTANCE, Match, by_number
 
 Instant = Callable[[str], Vector]
 Key = tuple[str, str]  # (run, rank) or (gpu, UUID)
+WATERMARK = "gpuwatch_ledger_watermark_timestamp_seconds"
 LOOKBACK = "6h"  # runs that were active within this time are listed
+MISSED = "5m"  # for so long the ranks of a node that does not answer are shown with the others of their run
 MOST_RUNS = 100
 GAUGES = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts")
 
@@ -26,15 +28,24 @@ class ScrapedRun(Run, frozen=True):
     instance: str | None = None
 
 
-def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: float, now_s: float) -> list[Run]:
-    """Return the most recently active runs of a node (None: of the site), at most MOST_RUNS, and `run` among them."""
-    own = "" if node is None else f"{{{Match(INSTANCE, '=', node)}}}"
-    active = instant(f"topk({MOST_RUNS}, last_over_time(gpuwatch_ledger_watermark_timestamp_seconds{own}[{LOOKBACK}]))")
-    names = {labels["run"] for labels, _ in active} | ({run} if run else set())
+def names_of(instant: Instant, node: str | None, ended: bool) -> list[str]:
+    """Return the runs of the MOST_RUNS ranks of a node (None: of the site) that are served now, or were within the LOOKBACK; the latest first."""
+    own = WATERMARK if node is None else f"{WATERMARK}{{{Match(INSTANCE, '=', node)}}}"
+    if ended:  # of a site by the rules' series, which is one for each run: all ranks' own would take seconds
+        own = f"last_over_time({f'run:{WATERMARK}:max' if node is None else own}[{LOOKBACK}])"
+    found = sorted(instant(f"topk({MOST_RUNS}, {own})"), key=lambda series: -series[1])
+    return [labels["run"] for labels, _ in found]
+
+
+def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s: float, now_s: float) -> list[Run]:
+    """Return the runs of these names as they are now, or how those ended that were there within the LOOKBACK."""
     if not names:
         return []
     where = f"{{{Match('run', '=~', '|'.join(re.escape(name) for name in sorted(names)))}}}"
-    past, window = f"{where}[{LOOKBACK}]", f"{where}[{window_s:g}s]"
+    window = f"{where}[{window_s:g}s]"
+
+    def last(metric: str) -> str:
+        return f"last_over_time({metric}{where}[{LOOKBACK if ended else MISSED}])"
 
     def values(expr: str) -> dict[Key, float]:
         return {_run_key(labels): value for labels, value in instant(expr) if abs(value) < float("inf")}
@@ -46,14 +57,14 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
                 found.setdefault(_run_key(labels), {})[labels.get(label, "unknown")] = seconds
         return found
 
-    infos = {_run_key(labels): labels for labels, _ in instant(f"last_over_time(gpuwatch_run_info{past})")}
+    infos = {_run_key(labels): labels for labels, _ in instant(last("gpuwatch_run_info"))}
     up = values(f"gpuwatch_run_up{where}")
-    steps = values(f"last_over_time(gpuwatch_steps_total{past})")
-    watermarks = values(f"last_over_time(gpuwatch_ledger_watermark_timestamp_seconds{past})")
-    states = seconds_by("state", f"last_over_time(gpuwatch_run_seconds_total{past})")
+    steps = values(last("gpuwatch_steps_total"))
+    watermarks = values(last(WATERMARK))
+    states = seconds_by("state", last("gpuwatch_run_seconds_total"))
     recent_states = seconds_by("state", f"increase(gpuwatch_run_seconds_total{window})")
     phases = seconds_by("phase", f"increase(gpuwatch_step_phase_seconds_total{window})")
-    declared = seconds_by("phase", f"last_over_time(gpuwatch_phase_seconds_total{past})")
+    declared = seconds_by("phase", last("gpuwatch_phase_seconds_total"))
     recent_declared = seconds_by("phase", f"increase(gpuwatch_phase_seconds_total{window})")
     steps_per_s = values(f"rate(gpuwatch_steps_total{window})")
     samples_per_s = values(f"rate(gpuwatch_samples_total{window})")
@@ -61,7 +72,7 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
         values(f'gpuwatch_step_percentile_seconds{where[:-1]}, percentile="{name}"}}') for name in ("p50", "p95")
     )
     mfu, estimated = (values(f"gpuwatch_run_{name}_ratio{where}") for name in ("mfu", "mfu_estimated"))
-    jobs = f"last_over_time(gpuwatch_job_start_timestamp_seconds{past}) * 0"
+    jobs = f"{last('gpuwatch_job_start_timestamp_seconds')} * 0"
 
     def of_job(expr: str) -> dict[str, float]:
         found = instant(f"max by (run) ({jobs} + on (job, job_id) group_left () {expr})")
@@ -70,7 +81,7 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
     goodput = of_job(f"max by (job, job_id) (last_over_time(job_id:gpuwatch_job_goodput:ratio[{LOOKBACK}]))")
     attempts = of_job(f"sum by (job, job_id) (last_over_time(gpuwatch_job_attempts_total[{LOOKBACK}]))")
     numbered = of_job(f'count by (job, job_id) (last_over_time(gpuwatch_job_steps{{kind="next"}}[{LOOKBACK}]))')
-    findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))
+    findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"), instant(f"gpuwatch_finding_info{where}"))
     late = values(f"gpuwatch_straggler_excess_ratio{where}")
     runs: list[Run] = []
     for key, labels in infos.items():
@@ -117,30 +128,32 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
             instance=labels.get(INSTANCE),
         )
         runs.append(one)
-    return sorted(runs, key=lambda run: (-round(run.watermark_s), run.run, run.rank))
+    return runs
 
 
 def _run_key(labels: Mapping[str, str]) -> Key:
     return labels.get("run", ""), labels.get("rank", "")
 
 
-def _findings(active: Vector) -> dict[str, tuple[Finding, ...]]:
-    """Return the active findings by run: each root, then its consequences. Only causes and shares are exported, by each node of the run."""
+def _findings(active: Vector, briefs: Vector) -> dict[str, tuple[Finding, ...]]:
+    """Return the active findings by run: each root, then its consequences. Causes, shares and what they advise are exported, by each node of the run."""
     found: dict[str, list[Finding]] = {}
     changes = {cause: change for of in template("alerts.yml")["changes"].values() for cause, change in of.items()}
+    advised = {(labels.get("run"), labels.get("cause")): labels.get("advice") for labels, _ in briefs}
     largest: dict[tuple[str, str], float] = {}
     for labels, ratio in active:
         key = labels.get("run", ""), labels.get("cause", "")
         largest[key] = max(ratio, largest.get(key, 0.0))
     for (run, cause), ratio in largest.items():
         change = changes.get(cause, "")
+        advice = advised.get((run, cause)) or f"{change[:1].upper()}{change[1:]}"
         finding = Finding(
             cause=cause,
             severity="info" if cause.endswith("saturated") else "warning",
             title=cause.replace("_", " "),
             ratio=ratio,
             evidence=(),
-            advice=f"{change[:1].upper()}{change[1:]}{'. ' if change else ''}The evidence is on the node's own page "
+            advice=f"{advice}{'. ' if advice else ''}The evidence is on the node's own page "
             "(gpuwatch dashboard), not in Prometheus.",
         )
         found.setdefault(run, []).append(finding)

@@ -257,7 +257,7 @@ _KINDS = {
 """Advice by what a declared phase's name contains."""
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
 def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a phase that is declared by name, such as "rollout", takes a large share of the time."""
     name, share = next(((name, share) for name, share in window.declared.items() if name != REST), ("", 0.0))

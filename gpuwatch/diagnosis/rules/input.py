@@ -430,7 +430,7 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass.
 

@@ -46,7 +46,7 @@ class CommunicationWatch:
         is_ddp = _is_ddp(model)
         kinds = {parameter.device.type for parameter in model.parameters()} if is_parallel(model) else set()
         if not kinds or (kinds == {"cpu"} and not is_ddp):
-            reason = "FSDP is measured on a device only" if kinds else f"{type(model).__name__} is no DDP or FSDP model"
+            reason = "FSDP is measured on a device only" if kinds else f"{type(model).__name__} is not DDP or FSDP"
             logger.warning("gpuwatch: comm_wait is not measured: %s", reason)
             return
         self._watched.add(model)

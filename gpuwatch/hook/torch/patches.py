@@ -30,7 +30,7 @@ class Patches:
             return
         original = getattr(owner, name, None)
         if not callable(original):
-            say_once(f"{_name(owner)} has no {name}(): what gpuwatch measures by it is counted as other time")
+            say_once(f"{_name(owner)} has no {name}(): the time that gpuwatch measures with it counts as `other`")
             return
 
         @functools.wraps(original)

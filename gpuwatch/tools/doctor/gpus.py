@@ -26,7 +26,7 @@ _LOAD = f"install or load it (modprobe nvidia; dmesg shows why it fails); or {_T
 
 
 def driver(machine: Machine) -> Outcome:
-    """NVML's answer, against the hardware present: a machine without NVIDIA devices needs no driver."""
+    """The answer of NVML, against the installed hardware: a machine without NVIDIA devices needs no driver."""
     nvml = machine.nvml()
     if nvml.state == "answers":
         return _answering(nvml, machine.environ.get("NVIDIA_VISIBLE_DEVICES", ""))
@@ -71,7 +71,7 @@ def nvidia_devices(machine: Machine) -> list[str]:
 
 
 def visible_gpus(machine: Machine) -> Outcome:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves. CUDA silently ignores a wrong entry and all that follow."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects. CUDA silently ignores an invalid entry and all entries after it."""
     nvml = machine.nvml()
     if nvml.state != "answers":
         return skipped("there is no driver that lists GPUs")
@@ -116,7 +116,7 @@ def visible(value: str, uuids: Sequence[str]) -> tuple[int, str]:
 
 
 def torch(machine: Machine) -> Outcome:
-    """torch's build against the driver: a driver runs the CUDA of its own major version and of earlier ones.
+    """The CUDA version of torch's build against the driver, which runs its own major version of CUDA and earlier ones.
 
     torch is not imported: that takes seconds, and may initialise CUDA. Source: docs.nvidia.com/deploy/cuda-compatibility.
     """

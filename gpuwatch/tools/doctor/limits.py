@@ -1,4 +1,4 @@
-"""What the kernel allows: which processes the agent can read; /dev/shm, files, memory, processes and cores, of which workers run out. And the clock."""
+"""Permissions and limits: which processes the agent can read; /dev/shm, open files, processes and cores, of which workers run out."""
 
 import resource
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _PTRACE = (
 
 
 def pid_namespace(machine: Machine) -> Outcome:
-    """Whether /proc is the node's: NVML reports the node's pids, which mean nothing in another pid namespace."""
+    """Whether /proc is the node's: NVML reports pids of the node, which are meaningless in another pid namespace."""
     try:
         namespace = str((machine.procfs / "self/ns/pid").readlink())
     except OSError:
@@ -41,7 +41,7 @@ def pid_namespace(machine: Machine) -> Outcome:
 
 
 def ptrace(machine: Machine) -> Outcome:
-    """Whether /proc/PID/io and /proc/PID/root of other users' processes can be read; yama restricts only py-spy."""
+    """Whether /proc/PID/io and /proc/PID/root of other users' processes are readable; Yama restricts only py-spy."""
     scope = proc.text_of(machine.procfs / "sys/kernel/yama/ptrace_scope")
     yama = "" if scope in ("", "0") else f"; yama ptrace_scope {scope}: py-spy needs root"
     others, refused = 0, 0
@@ -71,7 +71,7 @@ def _pids(procfs: Path) -> Iterator[int]:
 
 
 def shm(machine: Machine) -> Outcome:
-    """The size of this namespace's /dev/shm: batches of loader workers pass through it, and a full one is a bus error."""
+    """The size of this namespace's /dev/shm: loader workers pass batches through it, and crash with SIGBUS if it is full."""
     try:
         total, used, _ = machine.space(machine.shm)
     except OSError as error:
@@ -89,7 +89,7 @@ def shm(machine: Machine) -> Outcome:
 
 
 def open_files(machine: Machine) -> Outcome:
-    """The limit of open files: workers pass each tensor as a file descriptor; beyond it: "Too many open files"."""
+    """The limit of open files: workers pass each tensor as a file descriptor, and fail beyond it: "Too many open files"."""
     soft, hard = machine.limits(resource.RLIMIT_NOFILE)
     return _enough(
         soft,
@@ -99,7 +99,7 @@ def open_files(machine: Machine) -> Outcome:
 
 
 def tasks(machine: Machine) -> Outcome:
-    """The limit of processes and threads, the user's and the cgroup's: a worker has a few threads for each core."""
+    """The limits of processes and threads, of the user and of the cgroup: a worker has a few threads per core."""
     limits = [(machine.limits(resource.RLIMIT_NPROC)[0], "the user's")]
     for folder in folders("pids", machine.procfs, machine.sysfs):
         if (text := proc.text_of(folder / "pids.max")) not in ("", "max"):
@@ -111,7 +111,7 @@ def tasks(machine: Machine) -> Outcome:
 
 
 def cores(machine: Machine) -> Outcome:
-    """Cores that may be used against the quota: torch starts a thread per core, and the quota throttles them all."""
+    """Usable cores against the CPU quota: torch starts one thread per core, and a lower quota throttles all of them."""
     usable, limit = machine.cores(), quota(folders("cpu", machine.procfs, machine.sysfs))
     if limit is None or limit.cores >= usable:
         return ok(f"{usable} usable, no quota below them")
@@ -123,7 +123,7 @@ def cores(machine: Machine) -> Outcome:
 
 
 def pressure(machine: Machine) -> Outcome:
-    """Whether the kernel reports pressure stall information (PSI): how long tasks waited for CPU, disk and memory."""
+    """Whether the kernel reports pressure stall information (PSI): how long tasks waited for CPU, I/O and memory."""
     folder = machine.procfs / "pressure"
     if missing := [kind for kind in ("cpu", "io", "memory") if proc.optional(proc.pressure_s, folder / kind) is None]:
         return warning(
@@ -137,7 +137,7 @@ def _enough(limit: float, found: str, remedy: str) -> Outcome:
     if limit < _FEW:
         return problem(found, remedy)
     if limit < _ENOUGH:
-        return warning(f"{found}: few for many workers", remedy)
+        return warning(f"{found}: too few for many loader workers", remedy)
     return ok(found)
 
 

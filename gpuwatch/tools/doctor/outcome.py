@@ -60,5 +60,5 @@ def _counts(checks: Sequence[Outcome]) -> dict[Status, int]:
 
 
 def summary(checks: Sequence[Outcome]) -> str:
-    """Return e.g. "problem: 1, warning: 0, ok: 20, skipped: 3"."""
+    """Return e.g. "problem: 1, warning: 0, ok: 19, skipped: 4"."""
     return ", ".join(f"{status}: {count}" for status, count in _counts(checks).items())

@@ -1,4 +1,4 @@
-"""The agent, the socket through which a hook finds it, the ports of agent and page, its history, and a Prometheus that scrapes it."""
+"""The agent, its collectors and version, the socket through which hooks reach it, its history, and a Prometheus that scrapes it."""
 
 import json
 import stat
@@ -24,12 +24,12 @@ _SCRAPE = f"scrape_configs: [{{job_name: {_JOB}, static_configs: [{{targets: ['H
 
 
 def agent(machine: Machine) -> Outcome:
-    """Whether the agent answers and takes its samples. One that was not asked for may be absent."""
+    """Whether the agent answers and keeps sampling. Without --agent it may be absent."""
     return machine.agent()[1]
 
 
 def collectors(machine: Machine) -> Outcome:
-    """The collectors of the agent that fail, with their own messages."""
+    """The agent's failing collectors, with their messages."""
     status, _ = machine.agent()
     if status is None:
         return skipped(_NO_AGENT)
@@ -45,7 +45,7 @@ def collectors(machine: Machine) -> Outcome:
 
 
 def agent_version(machine: Machine) -> Outcome:
-    """Whether the agent has the version of this package, and so of the hooks in this environment."""
+    """Whether the agent has the same version as this package, which the hooks in this environment use."""
     status, _ = machine.agent()
     if status is None:
         return skipped(_NO_AGENT)
@@ -59,7 +59,7 @@ def agent_version(machine: Machine) -> Outcome:
 
 
 def hook_socket(machine: Machine) -> Outcome:
-    """The endpoint that a hook started by this user would use: whether it exists, is writable, and an agent listens."""
+    """The endpoint that a hook of this user would use: whether it exists, is writable, and has a listening agent."""
     if declared := machine.environ.get("GPUWATCH_ENDPOINT", "").strip():
         return _declared(machine, declared)
     sockets = [_socket(directory / endpoint.SOCKET_NAME, machine) for directory in machine.socket_directories]
@@ -89,7 +89,7 @@ def _socket(path: Path, machine: Machine) -> Outcome | None:
             "groupadd --system gpuwatch; usermod -aG gpuwatch USER; log in again; restart the agent",
         )
     if not endpoint.is_listened_to(path):
-        return warning(f"{whose}: no process listens, a dead agent left it", f"{_START} (or rm {path})")
+        return warning(f"{whose}: stale socket, no process listens", f"{_START} (or rm {path})")
     return ok(f"{whose}: an agent listens")
 
 
@@ -126,7 +126,7 @@ def _owner(path: Path) -> str:
 
 
 def history(machine: Machine) -> Outcome:
-    """The history file of the agent that answers, else of the one that this user would start."""
+    """The history file of the running agent, else of an agent that this user would start."""
     is_here = endpoint.is_loopback(urlsplit(machine.agent_url).hostname or "")
     status = machine.agent()[0] if is_here else None
     kept = status.history.path if status is not None else None
@@ -185,7 +185,7 @@ def prometheus(machine: Machine) -> Outcome:
 
 
 def alert_rules(machine: Machine) -> Outcome:
-    """Whether gpuwatch's alerts are loaded there, and evaluate. Source: prometheus.io, HTTP API, /api/v1/rules."""
+    """Whether Prometheus has loaded gpuwatch's alert rules and evaluates them. Source: prometheus.io, HTTP API, /api/v1/rules."""
     groups = _ask_prometheus(machine, "rules?type=alert", "groups")
     if isinstance(groups, Outcome):
         return groups

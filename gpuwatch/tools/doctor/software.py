@@ -14,17 +14,17 @@ from gpuwatch.wire import endpoint
 
 
 def python(machine: Machine) -> Outcome:
-    """The interpreter that runs gpuwatch, and with it the environment that all other versions belong to."""
+    """The interpreter that runs gpuwatch, and thereby the environment of all other versions."""
     version, path = machine.python
     return ok(f"{version} ({path})")
 
 
 def gpuwatch(machine: Machine) -> Outcome:
-    """The installed distribution against the package that is imported; PyPI's `gpuwatch` is an unrelated tool."""
+    """The installed distribution against the imported package; PyPI's `gpuwatch` is an unrelated tool."""
     imported, installed = machine.gpuwatch_version, machine.version_of(DISTRIBUTION)
     if other := machine.version_of("gpuwatch"):
         return problem(
-            f"{imported}, and PyPI's unrelated 'gpuwatch' {other}: both own the name",
+            f"{imported}, and PyPI's unrelated 'gpuwatch' {other}: they overwrite each other's files",
             f"pip uninstall gpuwatch && pip install --force-reinstall {DISTRIBUTION}",
         )
     if installed is None:
@@ -38,17 +38,17 @@ def gpuwatch(machine: Machine) -> Outcome:
 
 
 def hook(machine: Machine) -> Outcome:
-    """What the hook in a training process requires: msgspec and pyzmq."""
+    """The packages that the hook in a training process requires: msgspec and pyzmq."""
     return _installed(machine, None)
 
 
 def agent_extra(machine: Machine) -> Outcome:
-    """What `gpuwatch agent` requires."""
+    """The packages that `gpuwatch agent` requires."""
     return _installed(machine, "agent")
 
 
 def dashboard_extra(machine: Machine) -> Outcome:
-    """What `gpuwatch dashboard` requires."""
+    """The packages that `gpuwatch dashboard` requires."""
     return _installed(machine, "dashboard")
 
 
@@ -143,6 +143,7 @@ KNOWN: dict[str, Accepted] = {
         "ipc:///absolute/path.sock or tcp://ADDRESS:PORT",
     ),
     **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "NODE", "GRAFANA_PASSWORD", "TOKEN", "API_TOKEN")},
+    "GPUWATCH_AGENT_ADDRESS": _ANY,
     **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO")},
     "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
     "GPUWATCH_AUTO_SCRIPT": _ANY,
@@ -154,6 +155,7 @@ KNOWN: dict[str, Accepted] = {
         for name in ("HISTORY", "CONFIG", "TOKEN_FILE", "API_TOKEN_FILE", "CLIENT_CERT", "OOM_SNAPSHOT")
     },
     **{f"GPUWATCH_{name}": _URL for name in ("AGENT", "AGENT_URL", "PROMETHEUS", "PROMETHEUS_URL", "OTLP")},
+    "GPUWATCH_ALERTMANAGER_URL": _URL,
     "GPUWATCH_RUN_DIR": (lambda value: value.startswith("/"), "an absolute path"),
     "GPUWATCH_GPU_HOUR": (parse_price, "a price and its currency, as in 4.2 EUR"),
     **{f"GPUWATCH_{name}_PORT": _PORT for name in _SERVICES},
@@ -170,7 +172,7 @@ def _accepts(accept: Callable[[str], object], value: str) -> bool:
 
 
 def environment(machine: Machine) -> Outcome:
-    """GPUWATCH_* variables: names that nothing reads (a typo is otherwise silent), and values that cannot be used."""
+    """GPUWATCH_* variables: names that no part of gpuwatch reads (typos are otherwise silent), and invalid values."""
     ours = {name: value.strip() for name, value in machine.environ.items() if name.startswith("GPUWATCH_")}
     bad, unknown = [], []
     if machine.environ.get("TORCH_FR_BUFFER_SIZE") == "0":

@@ -61,7 +61,7 @@ class Comparison(msgspec.Struct, frozen=True):
         predicted, most = f"up to {promise.predicted:.2f}×", "of it"
         if promise.predicted_range is not None:
             low, high = promise.predicted_range
-            predicted, most = f"{low:.2f}× to {high:.2f}×", "of the most that was predicted"
+            predicted, most = f"{low:.2f}× to {high:.2f}×", "of the upper prediction"
         reached = f"achieved {promise.achieved:.2f}×, {promise.fulfilled:.0%} {most}"
         gone = "gone" if promise.gone else "still there"
         promised = f"predicted for {promise.cause}: {predicted} the throughput"
@@ -71,16 +71,16 @@ class Comparison(msgspec.Struct, frozen=True):
         a, b, ratio = self.a.name, self.b.name, self.speedup
         if ratio is None:
             if old := [run.name for run in (self.a, self.b) if run.steps and run.step_time is None]:
-                return f"the speeds are not compared: single steps of {' and '.join(old)} are no longer kept"
+                return f"speed not compared: single steps of {' and '.join(old)} are no longer stored"
             return "one of the runs has no steps to compare"
         what = "a sample" if self.per_sample else "a step"
         times = f"{ratio:.2f}× as fast as one of {a}"
         if self.speedup_interval is None:
-            return f"{what} of {b} is {times}; too few steps to say how sure that is"
+            return f"{what} of {b} is {times}; too few steps for a confidence interval"
         low, high = self.speedup_interval
         sure = f"95%: {low:.2f}× to {high:.2f}×"
         if low <= 1 <= high:
-            return f"no difference in speed is proven: {what} of {b} is {times} ({sure})"
+            return f"no significant difference in speed: {what} of {b} is {times} ({sure})"
         return f"{b} is {'faster' if ratio > 1 else 'slower'}: {what} is {times} ({sure})"
 
     @property

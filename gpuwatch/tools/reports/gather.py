@@ -128,18 +128,17 @@ def _ordered(states: Mapping[str, float]) -> dict[str, float]:
 def _columns(taken: LastSteps) -> StepColumns:
     """Return steps as a diagnosis sees them; rows without host times are left out."""
     rows: list[tuple[float, float, float, bool, float]] = []
-    on_device = False
-    for index, first in enumerate(taken.epoch_start):
-        wait, copy, rest = taken.data_wait_s[index], taken.transfer_s[index], taken.compute_s[index]
+    columns = [getattr(taken, name) for name in (*_HOST, *_DEVICE, "epoch_start")]
+    for wait, copy, rest, felt, device_copy, device_rest, host_wait, first in zip(*columns, strict=True):
         if wait is None or copy is None or rest is None:
             continue
-        hidden, exposed = 0.0, taken.input_wait_s[index]
-        if exposed is not None:
-            on_device = True
-            hidden, wait, copy = max(0.0, wait - exposed), exposed, taken.device_transfer_s[index] or 0.0
-            rest = (taken.device_compute_s[index] or 0.0) + (taken.host_wait_s[index] or 0.0)
-        rows.append((wait, copy, rest, bool(first), hidden))
+        if felt is None:
+            rows.append((wait, copy, rest, bool(first), 0.0))
+        else:
+            rest = (device_rest or 0.0) + (host_wait or 0.0)
+            rows.append((felt, device_copy or 0.0, rest, bool(first), max(0.0, wait - felt)))
     waits, copies, rests, firsts, hiddens = zip(*rows, strict=True) if rows else ((),) * 5
+    on_device = any(felt is not None for felt in taken.input_wait_s)
     return StepColumns(waits, copies, rests, firsts, hiddens if on_device else ())
 
 

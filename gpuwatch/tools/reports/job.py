@@ -79,12 +79,6 @@ def _closed(counted: Mapping[str, float], numbers: Mapping[str, float]) -> dict[
     return {state: seconds for state, seconds in states.items() if seconds > 1e-3}
 
 
-def _ledger(states: Mapping[str, float], goodput_ratio: float | None, is_exact: bool) -> list[str]:
-    most = "" if is_exact else "at most "
-    goodput = f"{most}{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
-    return [f"  goodput {goodput}", f"  where   {shares_text(shares(states))}"]
-
-
 def _gpus(held: Mapping[str, Any]) -> list[str]:
     """Return the lines about what was held: see `of_runs`."""
     hours, joules = {"all": 0.0, **held.get("gpu_hours", {})}, held.get("energy_joules")
@@ -109,38 +103,33 @@ def of_runs(runs: Iterable[api.Run]) -> dict[str, Any]:
     return {"gpu_hours": hours if hours["all"] else {}, "energy_joules": joules, **about}
 
 
-def joined_text(job: Mapping[str, Any]) -> str:
+def job_text(job: Mapping[str, Any]) -> str:
+    """Return a job's ledger as text: what `joined` returns; or of one node the fields of an `api.Job`, and what `of_runs` returns."""
     known = ((each, job[f"{each}s"]) for each in ("attempt", "node") if f"{each}s" in job)
-    parts = [duration(job["wall_s"]), *(f"{number:.0f} {each}{'s' * (number != 1)}" for each, number in known)]
-    ledger = _ledger(job["states"], job.get("goodput_ratio"), "steps" in job or job.get("attempts", 1) == 1)
-    lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", *ledger]
-    if {"steps", "redone_elsewhere_steps"} <= job.keys():
-        elsewhere = job["redone_elsewhere_steps"]
+    parts = [duration(job.get("wall_s") or sum(job["states"].values()))]
+    parts += [f"{count:.0f} {each}{'s' * (count != 1)}" for each, count in known]
+    parts += [f"{job['interruptions']} interrupted"] if "interruptions" in job else []
+    is_joined, goodput_ratio = "causes" in job, job.get("goodput_ratio")
+    has_numbers = job.get("steps" if is_joined else "redone_steps") is not None
+    most = "" if has_numbers or job.get("attempts", 1) == 1 else "at most "
+    goodput = f"{most}{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
+    lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", f"  goodput {goodput}"]
+    lines.append(f"  where   {shares_text(shares(job['states']))}")
+    if not is_joined:
+        redone = f"{job['redone_steps']:,}" if has_numbers else "an unknown number"
+        lost = f", {job['lost_steps']:,} lost" if job["lost_steps"] else ""
+        lines.append(f"  steps   {job['steps']:,}, of which {redone} redone{lost}")
+    elif (elsewhere := job.get("redone_elsewhere_steps")) is not None and has_numbers:
         lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
     lines += _gpus(job)
-    if job["causes"]:
-        causes = ", ".join(job["causes"])
-        lines.append(f"  why     {causes}; gpuwatch report {job['runs'][-1]} on its node has the evidence")
-    return "\n".join(map(harmless, lines))
-
-
-def job_text(job: api.Job, held: Mapping[str, Any] | None = None) -> str:
-    """Return a job's ledger on one node as text. `held`: see `of_runs`."""
-    wall, attempts = duration(sum(job.states.values())), f"{job.attempts} attempt{'s' * (job.attempts != 1)}"
-    redone = "an unknown number" if job.redone_steps is None else f"{job.redone_steps:,}"
-    lost = f", {job.lost_steps:,} lost" if job.lost_steps else ""
-    lines = [
-        f"gpuwatch · job {job.job} · {wall}, {attempts}, {job.interruptions} interrupted",
-        *_ledger(job.states, job.goodput_ratio, job.redone_steps is not None or job.attempts == 1),
-        f"  steps   {job.steps:,}, of which {redone} redone{lost}",
-    ]
-    lines += _gpus(held or {})
-    if job.restart:
-        parts = sorted(job.restart.items(), key=lambda item: -item[1])
-        lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in parts))
-    for found in job.findings:
+    if restart := sorted(job.get("restart", {}).items(), key=lambda item: -item[1]):
+        lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in restart))
+    for found in job.get("findings", ()):
         lines += explained(found, indent=10)
-    if job.redone_steps is None:
+    if causes := job.get("causes"):
+        evidence = f"gpuwatch report {job['runs'][-1]} on its node has the evidence"
+        lines.append(f"  why     {', '.join(causes)}; {evidence}")
+    if not is_joined and not has_numbers:
         how = "give the global step, by watch(loader, start=…) or Watch(step=…): redone steps are then counted"
         lines += labelled("do", how, indent=10)
     return "\n".join(map(harmless, lines))

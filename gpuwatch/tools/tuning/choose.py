@@ -149,7 +149,7 @@ def limit(rows: Sequence[Row], cores: int) -> str:
                 return reason(row)
     used, wanted = best.worker_cpu_ratio, best.cpu_demand_ratio or 0.0
     if wanted >= THRESHOLDS.worker_busy:
-        return f"a fetch computes (it demands a core for {percent(wanted)} of its time), and there are {_cores(cores)}"
+        return f"a fetch is CPU-bound ({percent(wanted)} of a core), and there are {_cores(cores)}"
     if used is not None and used < THRESHOLDS.worker_busy:
         read = best.read_bytes_per_s or 0.0
         reads = f", reading {size(read)}/s from storage" if read >= 1024**2 else ""

@@ -79,7 +79,7 @@ def measure(target: Target, setting: Setting, plan: Plan, cores: int) -> Measure
         failed = answer or _ended(setting, process.exitcode or 0)
         kind, text = failed.kind, failed.text
         if kind == "killed" and kills.grown():
-            kind, text = "out_of_memory", f"{text}: the kernel ended it for memory"
+            kind, text = "out_of_memory", f"{text}: killed by the OOM killer"
         elif kind == "killed" and "us error" in printed:
             kind, text = "bus_error", _BUS_ERROR
         return Failed(setting, kind, text, "\n".join(part for part in (failed.detail, printed) if part))

@@ -177,7 +177,7 @@ def test_a_new_token_password_or_certificate_is_taken_and_a_broken_file_is_not(
     for _ in range(3):
         client.access.refresh()
     assert status(client, "/metrics", basic("carol", "right")) == 200
-    assert caplog.text.count("what was read before stays in use") == 1
+    assert caplog.text.count("the previous configuration stays in use") == 1
 
 
 def test_a_token_is_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_a_token_is_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest
         ("tls_server_config: {cipher_suites: [RC4]}", "cipher_suites is not a key"),
         ("tls_server_config: {client_auth_type: RequestClientCert}", "give NoClientCert or VerifyClientCertIfGiven or"),
         ("tls_server_config: {min_version: TLS11}", "give TLS12 or TLS13"),
-        ("tls_server_config: [a]", "tls_server_config = … stands outside a section"),
+        ("tls_server_config: [a]", "tls_server_config = … is outside of a section"),
         ("basic_auth_user: {}", "[basic_auth_user] is not a section"),
         (
             "basic_auth_users: {alice: secret}",
@@ -231,15 +231,18 @@ def test_what_a_web_configuration_cannot_say_is_named(tmp_path: Path, text: str,
 @pytest.mark.parametrize(
     ("settings", "output"),
     [
-        ("cert_file: node.crt", "cert_file and key_file need each other"),
+        ("cert_file: node.crt", "cert_file and key_file require each other"),
         ("cert_file: node.crt, key_file: absent.key", "absent.key"),
         ("cert_file: node.crt, key_file: other.key", "KEY_VALUES_MISMATCH"),
         ("cert_file: node.key, key_file: node.key", "PEM"),
         (
             "cert_file: node.crt, key_file: node.key, client_auth_type: RequireAndVerifyClientCert",
-            "client_ca_file a client_auth_type",
+            "client_ca_file requires a client_auth_type",
         ),
-        ("cert_file: node.crt, key_file: node.key, client_ca_file: authority.crt", "client_ca_file a client_auth_type"),
+        (
+            "cert_file: node.crt, key_file: node.key, client_ca_file: authority.crt",
+            "client_ca_file requires a client_auth_type",
+        ),
     ],
 )
 def test_certificates_that_cannot_be_used_are_named(tmp_path: Path, settings: str, output: str) -> None:
@@ -262,4 +265,4 @@ def test_a_secret_that_everyone_can_read_is_warned_of(tmp_path: Path, caplog: py
         os.chmod(key, mode)  # noqa: PTH101 - a Path
         caplog.clear()
         make_context(tls, tmp_path / "web.yml")
-        assert caplog.text.count("every user of the machine can read this secret") == warned
+        assert caplog.text.count("all users of the machine can read this secret") == warned

@@ -67,7 +67,7 @@ def test_an_id_of_no_gpu_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogC
         assert watch.tick(DEVICES, 20) == {"GPU-a": (ALICE,)}
         now[0] += 10
     assert [record.message for record in caplog.records] == [
-        "'GPU-of-another-node' is allocated, and no GPU here has that id: none counts as free"
+        "'GPU-of-another-node' is allocated, but no GPU here has this id: no GPU counts as free"
     ]
 
 

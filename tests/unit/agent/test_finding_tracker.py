@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.finding import Finding
+from gpuwatch.diagnosis.finding import Evidence, Finding
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import finding_samples
 from gpuwatch_agent.runs import Run
@@ -43,6 +43,47 @@ def test_finding_begins_after_three_seconds_and_ends_after_ten() -> None:
     assert len(book.active("run-a", 0)) == 1
     book.update("run-a", 0, [], 14 * S, 1014.0)
     assert values(book, run) == {("active", "run-a", FINDING.cause): 0.0}
+
+
+def test_what_a_finding_advises_is_one_series_from_15_s_to_its_end() -> None:
+    """Its text stays as it was then: each other one would be a new series."""
+    book, run = FindingTracker(), Run("run-a", 0, BOOT)
+    one = replace(FINDING, advice="num_workers 4 → 9", predicted_speedup=2.0, predicted_range=(1.2, 2.0))
+    for second in range(15):
+        book.update("run-a", 0, [one], second * S, 1000.0 + second)
+    assert not [key for key in values(book, run) if key[0] == "info"]
+    for second in range(15, 20):
+        book.update("run-a", 0, [replace(one, advice=f"num_workers 4 → {second}")], second * S, 1000.0 + second)
+    info = [key for key in values(book, run) if key[0] == "info"]
+    assert info == [("info", "run-a", FINDING.cause, "num_workers 4 → 15 (1.20× to 2.00× the throughput)")]
+    book.update("run-a", 0, [], 30 * S, 1030.0)
+    assert values(book, run) == {("active", "run-a", FINDING.cause): 0.0}
+    killed = replace(FINDING, cause="training_killed", advice="fewer workers")
+    book.end_with("run-a", 0, killed, 31 * S, 1031.0)
+    assert values(book, run)["info", "run-a", "training_killed", "fewer workers"] == 1.0
+
+
+def test_a_hang_s_brief_is_its_place_and_no_sender_makes_it_long_or_dangerous() -> None:
+    place = Evidence("activity", 1, "", "the training thread is inside a step, in save\x1b[2J\n (save.py:41)")
+    late = Evidence("late", 3, "", "rank 3 has not issued all_reduce 6 of group " + 300 * "g")
+    hang = replace(FINDING, cause="stalled", evidence=(place,))
+    assert hang.brief(2) == "rank 2: the training thread is inside a step, in save·[2J· (save.py:41)"
+    brief = replace(hang, evidence=(late, place)).brief(2)
+    assert (
+        len(brief) == 160
+        and brief.startswith("rank 3 has not issued all_reduce 6 of group ggg")
+        and brief.endswith("g…")
+    )
+    long = replace(FINDING, advice=300 * "a", predicted_speedup=2.6)
+    assert len(long.brief(0)) == 160 and long.brief(0).endswith("a… (up to 2.60× the throughput)")
+
+
+def test_the_ranks_of_a_node_have_one_brief_for_a_cause() -> None:
+    book, runs = FindingTracker(), [Run("run-a", rank, BOOT) for rank in range(8)]
+    for second in (0, 16):
+        for run in runs:
+            book.update("run-a", run.rank, [replace(FINDING, advice=f"of rank {run.rank}")], second * S, 1000.0)
+    assert [key[-1] for key in values(book, *runs) if key[0] == "info"] == ["of rank 0"]
 
 
 def test_not_proven_does_not_linger_beside_what_is_proven_by_now() -> None:

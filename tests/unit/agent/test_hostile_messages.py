@@ -314,8 +314,8 @@ def test_a_disk_that_hangs_holds_up_no_page_and_costs_no_record(
     assert len(served[0].points) == hook.steps / 10
     logged = [record.getMessage() for record in caplog.records if "its disk" in record.getMessage()]
     assert [text.split("its disk ")[1] for text in logged] == [
-        "has not answered for 0.3 s: up to 16 MiB wait in memory",
-        "answers again",
+        "has not responded for 0.3 s; up to 16 MiB are buffered",
+        "responds again",
     ]
 
 

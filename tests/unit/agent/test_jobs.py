@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import typer
+from msgspec.structs import asdict
 from typer.testing import CliRunner
 
 from gpuwatch import api
@@ -237,8 +238,10 @@ def test_the_page_s_example_is_what_the_command_prints() -> None:
         "stalled": 0.0,
     }
     page = (Path(__file__).parents[3] / "docs/concepts/jobs.md").read_text()
-    assert f"```\n{job_text(node.only(), held)}\n```" in page
-    assert not {"GPUs", "energy", "cost"} & {*job_text(node.only(), of_runs([without_gpu])).split()}  # not known
+    assert f"```\n{job_text(asdict(node.only()) | held)}\n```" in page
+    assert not {"GPUs", "energy", "cost"} & {
+        *job_text(asdict(node.only()) | of_runs([without_gpu])).split()
+    }  # not known
 
 
 def test_a_job_is_printed_without_its_gpus_while_the_history_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +255,7 @@ def test_a_job_is_printed_without_its_gpus_while_the_history_cannot_be_read(monk
     monkeypatch.setattr(Client, "jobs", lambda self: node.jobs.views())
     monkeypatch.setattr(Client, "runs", unreadable)
     text = CliRunner().invoke(build(typer), ["report", "--job", "llm-7"])
-    assert (text.exit_code, text.stdout) == (0, job_text(node.only()) + "\n")
+    assert (text.exit_code, text.stdout) == (0, job_text(asdict(node.only())) + "\n")
 
 
 def test_the_runs_of_a_job_whatever_its_scheduler_calls_it() -> None:
@@ -271,14 +274,14 @@ def test_where_the_global_step_is_unknown_the_text_asks_for_it() -> None:
     node = Node()
     attempt(node, 100, 60)
     attempt(node, 114, 50)
-    assert "of which an unknown number redone" in job_text(node.only())
-    text = job_text(node.only())
+    assert "of which an unknown number redone" in job_text(asdict(node.only()))
+    text = job_text(asdict(node.only()))
     assert (
         "Watch(step=…)" in text and f"  goodput at most {node.only().goodput_ratio:.0%}: computed new steps\n" in text
     )
     alone = Node()
     attempt(alone, 100, 60)  # nothing came before it
-    assert "at most" not in job_text(alone.only())
+    assert "at most" not in job_text(asdict(alone.only()))
 
 
 def test_steps_that_no_later_attempt_has_come_to_again_are_lost() -> None:
@@ -488,7 +491,7 @@ def test_no_interval_is_advised_where_it_is_not_known_or_right(job: dict[str, An
 def test_where_the_global_step_is_unknown_no_steps_are_said_to_be_done_again() -> None:
     (found,) = crashing(Node(), steps_known=False).findings
     assert [each.what for each in found.evidence] == ["interval", "interruptions", "restart"]
-    assert "again" not in job_text(crashing(Node(), steps_known=False))
+    assert "again" not in job_text(asdict(crashing(Node(), steps_known=False)))
 
 
 def test_what_an_attempt_after_a_good_end_took_is_no_part_of_coming_back() -> None:
@@ -511,7 +514,7 @@ def test_a_run_of_the_job_has_the_finding_too() -> None:
     run = node.runs["run-a", 0]
     window = Window(duration_s=60, job=run.job)
     assert [found.cause for found in diagnose(window)] == ["checkpoint_interval"]
-    text = job_text(node.only())
+    text = job_text(asdict(node.only()))
     assert "× the throughput)" in text and max(map(len, text.splitlines())) <= 100
     assert "  do      save every 28.6 s instead of every 3m 38s (" in text
 
@@ -519,7 +522,7 @@ def test_a_run_of_the_job_has_the_finding_too() -> None:
 def test_the_text_of_a_single_attempt_has_no_state_that_rounds_to_nothing() -> None:
     node = Node()
     node.take(attempt(node, 100, 30, first_step=0).spend("other", MS), first_step=0)
-    text = job_text(node.only())
+    text = job_text(asdict(node.only()))
     assert "5.0 s, 1 attempt, 0 interrupted" in text and "  where   startup 40%  input_wait 36%  compute 24%\n" in text
 
 

@@ -284,7 +284,7 @@ def test_a_warning_comes_once_for_each_cause(collector: Collector, caplog: pytes
     pushing = Pushing(collector.url)
     for _ in range(200):
         pushing.after(1)
-    where = f"the OTLP collector at {collector.url} did not take /v1/metrics"
+    where = f"the OTLP collector at {collector.url} rejected or did not answer /v1/metrics"
     texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert texts == [f"{where}: status 400, ··no such day", f"{where}: status 503, ··no such day"]
 
@@ -457,7 +457,7 @@ def test_log_records_that_wait_are_bounded(
     assert [each["attributes"]["run"] for each in state["waiting"]][-4:] == ["r28", "r27", "r29", "r28"]
     assert len(state["waiting"]) == 10 and len(state["active"]) == 1
     texts = [record.getMessage() for record in caplog.records]
-    assert sum("10 log records wait" in text for text in texts) == 1
+    assert sum("10 log records are queued" in text for text in texts) == 1
     assert sum("Connection refused" in text for text in texts) == 2  # of metrics and of logs
 
 
@@ -465,7 +465,7 @@ def test_a_damaged_state_is_a_new_one(collector: Collector, tmp_path: Path, capl
     path = tmp_path / "state.json"
     path.write_text('{"active": 3}')
     Pushing(collector.url, path).after(1, [SLOW])
-    assert "earlier log records are forgotten" in caplog.text
+    assert "discarding previous log records" in caplog.text
     assert len(json.loads(path.read_text())["active"]) == 1
 
 
@@ -495,4 +495,4 @@ def test_the_thread_goes_on_after_an_error_and_ends_with_a_last_push(
     pushing.last = Snapshot(START_S + 1, 0.0, Page([Sample("gpuwatch_steps_total", 2, ("r1", "2"))]))
     pushing.pusher.stop()
     assert steps(collector) == [1, 2]
-    assert "the next one goes ahead" in caplog.text
+    assert "continuing with the next one" in caplog.text

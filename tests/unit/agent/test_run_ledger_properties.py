@@ -131,7 +131,7 @@ class World:
         }
         assert not went_back
         self.floor = counters
-        covered_ns, recent = run.recent_ns()
+        covered_ns, recent, *_ = run.recent()
         assert covered_ns == sum(recent.values()) <= ledger.sum_ns
 
 

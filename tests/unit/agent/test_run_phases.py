@@ -60,6 +60,5 @@ def test_the_last_minute_has_its_own_phases() -> None:
     for _ in range(70):
         hear(run, declare(hook, sync=1))
         run.remember(hook.at_ns)
-    then, now = run.recent_counts()
-    window = make_window(*run.recent_ns(), now, then)
+    window = make_window(*run.recent())
     assert dict(window.declared) == {"sync": 1.0}

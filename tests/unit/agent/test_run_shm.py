@@ -64,7 +64,7 @@ def test_one_that_hangs_delays_no_tick_and_no_other_run(
             longest_s = until(reader, {11, 12, 13}, {11, 13})
         assert longest_s < 10
         assert [record.getMessage() for record in caplog.records] == [
-            "process 12: its /dev/shm does not answer within 0.2 s and is not measured; the others are"
+            "process 12: statvfs of its /dev/shm timed out after 0.2 s; it is not measured"
         ]
     finally:
         go_on.set()

@@ -9,17 +9,14 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.config import AgentSettings
+from gpuwatch.config import AgentSettings, Config
 from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent import receiver as receiver_module
 from gpuwatch_agent import sampler as sampler_module
-from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.history import History, RetentionClock, queries
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
 from tests.unit.agent.hooks import BOOT, NOW_S
-
-EVERY_SERIES = AgentSettings(series="full")
 
 
 class NoSocket:
@@ -58,7 +55,9 @@ class WholeAgent:
         procfs.mkdir(exist_ok=True)
         self.history = History(directory / "history.db", keep_bytes=keep_bytes, full_s=60.0)
         self.receiver = Receiver(NoSocket(), self.clock.monotonic)  # type: ignore[arg-type]
-        self.sampler = Sampler(self.receiver, self.history, Roots(procfs, procfs, procfs), BOOT, EVERY_SERIES)
+        nothing = str(procfs)
+        every_series = AgentSettings(procfs=nothing, sysfs=nothing, shm=nothing, series="full")
+        self.sampler = Sampler(self.receiver, self.history, Config(agent=every_series), BOOT)
         self.sampler._retention_s = RetentionClock(self.clock.time, self.clock.monotonic)
         self.sampler._runs.restore(self.history.reader.records(), now_ns, self.clock.time())
 

@@ -13,11 +13,13 @@ import pytest
 import yaml
 
 from gpuwatch.alerting.render import TEMPLATES, alerts, filled, groups, hold_s, names, render, template
-from gpuwatch.alerting.thresholds import AlertThresholds, Prices
+from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS, AlertThresholds, Prices
 from gpuwatch.diagnosis.finding import SEVERITIES, Rule
 from gpuwatch.diagnosis.rules import RULES
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, TRANSFER
+from gpuwatch.ledger.timeline import STALL_FLOOR_NS, STALL_MEDIANS
 from gpuwatch.metrics import BY_NAME
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +57,8 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
     assert ">= 7.5 * run_rank_state:gpuwatch_run_training_seconds:share30s{state=" in condition["expr"]
     assert starved["for"] == "5s"
     assert "last_over_time(alert:GpuStarved:value[500ms])" in starved["expr"]
-    assert rules["GpuHeldIdle"]["keep_firing_for"] == "500ms"
+    assert rules["GpuLost"]["keep_firing_for"] == "500ms"
+    assert "last_over_time(alert:GpuHeldIdle:value[500ms])" in rules["GpuHeldIdle"]["expr"]
     assert "run_rank_state:gpuwatch_run_training_seconds:share30s" in rules
     assert rules["ShmNearlyFull"]["expr"].endswith("> 0.8")
     assert rules["GpuHeldIdle"]["for"] == "90m"
@@ -72,6 +75,15 @@ def test_links_take_a_site_s_own_addresses() -> None:
     annotations = rules_of(render(own))["RunStalled"]["annotations"]
     assert annotations["runbook_url"] == "https://wiki.example/gpuwatch/RunStalled.md"
     assert annotations["dashboard_url"].startswith("https://grafana.example/d/gpuwatch-run?var-run=")
+
+
+def test_by_default_a_runbook_is_that_of_the_alert_s_own_node_where_its_name_is_an_address() -> None:
+    """Not `agent:9478`, which only containers of the compose file know; nor a node's name without a port, as the Helm chart sets it."""
+    link = rules_of(render())["GpuHeldIdle"]["annotations"]["runbook_url"]
+    assert link.startswith(
+        "http://{{ $node := or $labels.instance `agent:9478` }}{{ if and (match `:[0-9]+$` $node) (ne $node `agent:9478`) }}{{ $node }}"
+    )
+    assert link.endswith("{{ else }}127.0.0.1:9478{{ end }}/docs/runbooks/GpuHeldIdle.md")
 
 
 def test_every_kind_of_gpu_time_is_recorded() -> None:
@@ -176,13 +188,13 @@ def test_a_changed_threshold_changes_the_rules_that_name_it_and_no_others(each: 
     differ |= {
         name.split(":")[1] for name in differ if name.startswith("alert:")
     }  # the condition of an alert about a run
-    own = {each.name, each.name.removesuffix("_s")}
+    own = {each.name, each.name.removesuffix("_s"), f"own_{each.name}"}
     texts = [template(name)["texts"] for name in TEMPLATES]
     own |= {name for text in texts for name, value in text.items() if names(value) & own}
     own |= {name for text in texts for name, value in text.items() if names(value) & own}
     named = {name for name, rule in alerts().items() if names(rule) & own}
     if each.name == "keep_firing_for_s":
-        named |= {name for name, rule in alerts().items() if "run_alert" in rule}
+        named |= {name for name, rule in alerts().items() if {"run_alert", "held_by"} & set(rule)}
     assert named == differ & set(alerts()), "an alert names its threshold"
     assert differ, f"no rule has {each.name}"
 
@@ -220,7 +232,8 @@ def test_every_alert_has_its_runbook_and_its_link_leads_there(name: str) -> None
     runbook = (ROOT / f"docs/runbooks/{name}.md").read_text()
     assert runbook.startswith(f"# {name}\n")
     assert "**Meaning.**" in runbook and "**Confirm.**" in runbook and "**Do.**" in runbook
-    assert alerts()[name]["annotations"]["runbook_url"] == f"${{runbooks}}/{name}.md"
+    runbooks = "own_runbooks" if name == "GpuwatchAgentDown" else "runbooks"  # that agent serves none
+    assert alerts()[name]["annotations"]["runbook_url"] == f"${{{runbooks}}}/{name}.md"
 
 
 def test_every_runbook_belongs_to_an_alert_and_its_links_lead_somewhere() -> None:
@@ -229,6 +242,57 @@ def test_every_runbook_belongs_to_an_alert_and_its_links_lead_somewhere() -> Non
     for path in runbooks:
         for target in re.findall(r"\]\((?!https:)([^)#]+)\)", path.read_text()):
             assert (path.parent / target).is_file(), f"{path.name}: {target}"
+
+
+def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
+    plain, rules = AlertThresholds(), Thresholds()
+
+    def minutes(seconds: float) -> str:
+        return f"{seconds / 60:g} minutes"
+
+    numbers: dict[str, tuple[str, ...]] = {
+        "EpochPauses": (f"at least {rules.first_batch_factor:g} times", f"at least {rules.first_batch_share:.0%}"),
+        "Findings": (f"at least {rules.phase_share:.0%}", f"at least {rules.mfu_gap * 100:g} points"),
+        "GpuAllocatedUnused": (minutes(plain.processless_for_s),),
+        "GpuBusyNoProgress": (
+            f"more than {plain.busy_ratio:.0%}",
+            f"less than {plain.low_power_ratio:.0%}",
+            f"{plain.power_window_s / 3600:g} hours",
+        ),
+        "GpuHeldIdle": (minutes(plain.idle_window_s + plain.idle_for_s), f"more than {plain.idle_ratio:.0%}"),
+        "GpuLost": (minutes(plain.gpu_lost_memory_s),),
+        "GpuStarved": (minutes(plain.starved_window_s), f"more than {plain.starved_ratio:.0%}"),
+        "GpuThrottled": (
+            f"For {minutes(plain.throttled_for_s)}, over windows of {minutes(plain.throttled_window_s)}",
+            f"more than {plain.throttled_ratio:.0%}",
+        ),
+        "GpuXid": (minutes(plain.xid_window_s), ", ".join(map(str, XIDS_OF_PROGRAMS))),
+        "GpuwatchAgentDown": (minutes(plain.agent_frozen_window_s),),
+        "JobGoodputLow": (f"More than {plain.job_wasted_ratio:.0%}",),
+        "JobRestartLoop": (f"{minutes(plain.restart_window_s)} {plain.restart_runs:g} more attempts",),
+        "RunInefficient": (minutes(plain.inefficient_for_s), f"more than {plain.inefficient_gpus:g} GPUs"),
+        "RunStalled": (f"{STALL_MEDIANS} times", f"at least {STALL_FLOOR_NS / 1e9:g} s"),
+        "ShmForecast": (f"more than {plain.shm_forecast_used_ratio:.0%}", minutes(plain.shm_forecast_ahead_s)),
+        "ShmNearlyFull": (f"More than {plain.shm_used_ratio:.0%}",),
+        "ShortRunsStarved": (
+            f"more than {plain.starved_ratio:.0%}",
+            f"shorter than {minutes(plain.sweep_window_s)}",
+            f"{plain.sweep_runs:g} have ended within {minutes(3 * plain.sweep_window_s)}",
+        ),
+        "StepTimeRegressed": (
+            f"Over {minutes(plain.step_window_s)}",
+            f"more than {plain.step_slower_factor:g} times",
+            f"{plain.step_baseline_s / 3600:g} hours",
+            f"at least {minutes(plain.step_history_s)}",
+        ),
+        "StragglerAcrossNodes": (f"more than {plain.straggler_ratio:.0%}", minutes(plain.straggler_across_for_s)),
+    }
+    for path in sorted((ROOT / "docs/runbooks").glob("*.md")):
+        text, expected = " ".join(path.read_text().split()), numbers.get(path.stem, ())
+        assert [each for each in expected if each not in text] == [], path.name
+        sentence = re.search(r"\*\*Meaning\.\*\* (.+?[.:])(?= [A-Z*])", text)
+        stated = re.findall(r"\d+(?:\.\d+)?", sentence[1] if sentence else "")
+        assert set(stated) <= set(re.findall(r"\d+(?:\.\d+)?", " ".join(expected))), f"{path.name}: add it above"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.cause)
@@ -267,7 +331,7 @@ def test_what_to_do_is_known_of_every_cause_that_an_alert_names() -> None:
             f"gpuwatch/alerting/alerts.yml, changes: {alert}: one line for each of its causes"
         )
     named = {rule.alert for rule in RULES if rule.alert}
-    single = {"EpochPauses", "ShmForecast", "RunStalled", "RunHung", "Straggler", "GpuHeldIdle", "GpuThrottled"}
+    single = {"EpochPauses", "ShmForecast", "RunStalled", "RunHung", "GpuHeldIdle", "GpuThrottled"}
     assert named - set(changes) - {"RunKilled"} == single, "the alert's own advice is about its one cause"
 
 

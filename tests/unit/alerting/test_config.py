@@ -53,7 +53,7 @@ def test_an_empty_file_is_the_defaults() -> None:
     [
         ("[alert]", "f: [alert] is not a section; did you mean alerts?"),
         ("http = 'x'", "f: [http] is not a section"),
-        ("alerts = 3", "f: alerts = … stands outside a section"),
+        ("alerts = 3", "f: alerts = … is outside of a section"),
         ("[alerts]\nstarved_ration = 0.3", "f: [alerts] starved_ration is not a key; did you mean starved_ratio?"),
         ("[alerts]\nstarved_ratio = 30", "f: [alerts] starved_ratio = 30: a share"),
         ("[alerts]\nstarved_ratio = '0.3'", "f: [alerts] starved_ratio = '0.3': expected `float`, got `str`"),

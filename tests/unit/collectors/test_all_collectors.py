@@ -20,10 +20,15 @@ def test_every_collector_of_the_folder_runs(node):
     declared = [
         found.lower() for text in sources for each in (classes, functions) for found in re.findall(each, text, re.M)
     ]
-    assert len(declared) >= 9
-    assert sorted(collector.name for collector in build(node, gpu_source(node))) == sorted(
-        {*declared} - OF_GPUS | {"gpu"}
-    ), "add the collector to READS in agent/gpuwatch_agent/collectors/node.py, or to build() in its __init__.py"
+    built, expected = {collector.name for collector in build(node, gpu_source(node))}, {*declared} - OF_GPUS | {"gpu"}
+    assert expected - built == set(), (
+        "add the collector to READS in agent/gpuwatch_agent/collectors/node.py, or to build() in its __init__.py"
+    )
+    assert built - expected == set(), (
+        "the collector is in READS, but its signature is not `def name(roots: Roots) -> Iterable[Sample]:`, or it is in "
+        "build(), but it is not a class called …Collector"
+    )
+    assert len(build(node, gpu_source(node))) == len(built) >= 9
 
 
 def test_every_collector_has_its_row_in_the_docs(node):

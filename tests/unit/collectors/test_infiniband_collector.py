@@ -27,5 +27,5 @@ def test_node_without_infiniband(bare):
 
 def test_node_whose_ports_count_nothing(bare):
     (bare.sysfs / "class/infiniband/siw0/ports/1/counters").mkdir(parents=True)
-    with pytest.raises(NoData, match="lists no port that counts"):
+    with pytest.raises(NoData, match="lists no port with counters"):
         infiniband(bare)

@@ -30,6 +30,13 @@ def test_rate_is_the_difference_over_the_interval_at_its_end() -> None:
     assert rates(((10.0, 1.0), (12.0, 4.0), (14.0, 4.0))) == ((12.0, 1.5), (14.0, 0.0))
 
 
+def test_total_of_a_counter_is_its_value_on_pages_and_in_prometheus() -> None:
+    query = Query("gpuwatch_job_attempts_total", ("job_id",), total=True)
+    raw = {"gpuwatch_job_attempts_total": [series([1.0, 1.0, 2.0], job_id="7")]}
+    assert [values(trace) for trace in evaluate(query, raw)] == [[1.0, 1.0, 2.0]]
+    assert render(query, Scope(), "1m") == "sum by (instance, job_id) (gpuwatch_job_attempts_total{})"
+
+
 def test_counter_that_was_reset_grew_by_what_it_says_now() -> None:
     assert rates(series([5.0, 6.0, 0.5, 1.5]).points) == ((101.0, 1.0), (102.0, 0.5), (103.0, 1.0))
 

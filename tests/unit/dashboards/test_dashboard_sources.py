@@ -166,7 +166,7 @@ def test_unusable_url() -> None:
 
 WHO = {"run": "r1", "rank": "0"}
 VECTORS: dict[str, list[tuple[dict[str, str], float]]] = {
-    "topk(100, last_over_time(gpuwatch_ledger_watermark": [(WHO, NOW)],
+    "topk(100, gpuwatch_ledger_watermark": [(WHO, NOW)],
     "last_over_time(gpuwatch_run_info": [
         ({**WHO, "name": "resnet50-a", "user": "alice", "timeline": "host", "device": "cpu", "world_size": "2",
           "instance": "node-17:9478"}, 1),
@@ -221,11 +221,80 @@ def test_prometheus_findings_of_a_run_on_many_nodes_are_one_each() -> None:
     assert [(finding.cause, finding.ratio) for finding in run.findings] == [("input_cpu", 0.5)]
 
 
+def test_prometheus_findings_advise_what_the_agent_exported_and_without_it_what_is_known_of_the_cause() -> None:
+    advice = "num_workers 0 → 8 (1.20× to 2.60× the throughput)"
+    info = [({"run": "r1", "cause": "input_single_process", "advice": advice}, 1.0)]
+    [run] = prometheus({**VECTORS, "gpuwatch_finding_info": info}).runs()
+    assert run.findings[0].advice.startswith("num_workers 0 → 8 (1.20× to 2.60× the throughput). ")
+
+
 def test_prometheus_run_that_is_over_is_judged_by_its_whole() -> None:
     gone = {k: v for k, v in VECTORS.items() if not k.startswith(("increase", "gpuwatch_run_up", "gpuwatch_finding"))}
     [run] = prometheus(gone).runs()
     assert run.status == "gone"
     assert run.verdict is not None and run.verdict.ratio == pytest.approx(0.61)
+
+
+class Served:
+    """A Prometheus that has ended runs, and asks itself for how long."""
+
+    def __init__(self, served: list[str], recorded: list[str]) -> None:
+        self.served, self.recorded, self.now_s, self.asked = served, recorded, NOW, list[str]()
+        self.source = PrometheusSource("http://prom:9090", self.get, now=lambda: self.now_s)
+
+    def get(self, path: str, timeout_s: float) -> Reply:
+        expr = parse_qs(urlsplit(path).query)["query"][0]
+        self.asked.append(expr)
+        names: list[str] = []
+        if expr.startswith("topk(100, gpuwatch_ledger"):
+            names = self.served
+        elif expr.startswith("topk(100, last_over_time("):
+            names = self.recorded
+        elif expr.startswith("last_over_time(gpuwatch_run_info"):
+            names = [name for name in self.recorded if f'"{name}"' in expr or f"{name}|" in expr or f"|{name}" in expr]
+        result = [{"metric": {"run": name, "rank": "0"}, "value": [NOW, "1"]} for name in names]
+        body = {"status": "success", "data": {"resultType": "vector", "result": result}}
+        return Reply(200, json.dumps(body).encode())
+
+    def runs(self, **of: Any) -> list[str]:
+        self.asked = []
+        return sorted(run.run for run in self.source.runs(**of))
+
+
+def test_a_site_s_runs_are_asked_for_as_they_are_now_and_ended_ones_twice_a_minute() -> None:
+    """All of a site's ranks over six hours, every two seconds, took a Prometheus with 1,000 nodes up to 4 s each."""
+    site = Served(["a", "b"], ["a", "b", "old"])
+    assert site.runs() == ["a", "b", "old"]
+    assert "topk(100, last_over_time(run:gpuwatch_ledger_watermark_timestamp_seconds:max[6h]))" in site.asked
+    site.now_s += 2
+    assert site.runs() == ["a", "b", "old"]
+    assert site.asked[0] == "topk(100, gpuwatch_ledger_watermark_timestamp_seconds)" and not [
+        e for e in site.asked if "[6h]" in e
+    ]
+    site.served = ["a"]  # b has ended, and is on the page all the time
+    assert site.runs() == ["a", "b", "old"]
+    assert [e for e in site.asked if "[6h]" in e]
+    assert site.runs() == ["a", "b", "old"] and not [e for e in site.asked if "[6h]" in e]
+    site.recorded = ["a", "b", "old", "elsewhere"]
+    site.now_s += 30
+    assert site.runs() == ["a", "b", "elsewhere", "old"]
+
+
+def test_of_many_running_ranks_the_ended_runs_are_left_out_but_for_the_one_of_the_link() -> None:
+    site = Served([f"r{n:03}" for n in range(100)], [*(f"r{n:03}" for n in range(100)), "old", "older"])
+    found = site.runs(run="older")
+    assert len(found) == 101 and found[0] == "older"
+    site.served = [f"r{n:03}" for n in range(1, 101)]  # others of many: that one is not shown says nothing of its end
+    site.runs(run="older")
+    assert not [expr for expr in site.asked if "[6h]" in expr]
+
+
+def test_a_node_s_ended_runs_are_those_of_its_own_series() -> None:
+    node = Served(["a"], ["a", "old"])
+    assert node.runs(node="n1:9478") == ["a", "old"]
+    assert (
+        'topk(100, last_over_time(gpuwatch_ledger_watermark_timestamp_seconds{instance="n1:9478"}[6h]))' in node.asked
+    )
 
 
 def test_prometheus_stalled_run_says_for_how_long() -> None:

@@ -163,7 +163,7 @@ def test_every_name_in_an_expression_is_a_metric_a_recorded_series_or_a_variable
     assert len(read) > 10
 
 
-OF_THE_WHOLE_RUN = {"Step time, long term", "Goodput of its job", "Alerts"}
+OF_THE_WHOLE_RUN = {"Step time, long term", "Goodput of the job", "Alerts"}
 """Over all ranks and nodes, recorded or fired so: none has a label of its node."""
 
 

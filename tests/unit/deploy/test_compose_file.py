@@ -28,6 +28,11 @@ def test_the_dashboard_reads_an_agent_that_a_site_can_set() -> None:
     assert command[command.index("--agent") + 1] == "${GPUWATCH_AGENT:-http://agent:9478}"
 
 
+def test_the_agent_is_reached_at_the_address_that_a_site_can_set() -> None:
+    [port] = yaml.safe_load(COMPOSE.read_text())["services"]["agent"]["ports"]
+    assert port == "${GPUWATCH_AGENT_ADDRESS:-127.0.0.1}:${GPUWATCH_AGENT_PORT:-9478}:9478"
+
+
 def test_the_node_has_the_name_that_a_site_gives_it_and_none_that_docker_makes_up() -> None:
     agent = yaml.safe_load(COMPOSE.read_text())["services"]["agent"]
     assert agent["hostname"] == "${GPUWATCH_NODE:-agent}"

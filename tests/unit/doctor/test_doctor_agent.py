@@ -106,7 +106,7 @@ def test_a_socket_that_a_dead_agent_left(machine: MakeMachine, place: Path) -> N
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(place / "hook.sock"))
     host = machine(socket_directories=(place,), uid=os.getuid())
-    assert hook_socket(host).status == "warning" and "a dead agent left it" in hook_socket(host).found
+    assert hook_socket(host).status == "warning" and "stale socket" in hook_socket(host).found
     declared = machine(environ={"GPUWATCH_ENDPOINT": f"ipc://{place}/hook.sock"}, uid=os.getuid())
     assert hook_socket(declared).status == "problem"
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 
 import pytest
 
@@ -125,6 +126,7 @@ def test_json_is_as_documented() -> None:
     documented = json.loads(block[1])
     assert documented.keys() == document.keys()
     assert documented["counts"].keys() == document["counts"].keys()
+    assert sum(documented["counts"].values()) == len(CHECKS)
     assert documented["checks"][0].keys() == document["checks"][0].keys()
     assert document["counts"] == {"problem": 1, "warning": 0, "ok": 1, "skipped": 1}
     assert document["checks"][1]["remedy"] == "modprobe nvidia" and document["checks"][0]["remedy"] is None
@@ -132,11 +134,12 @@ def test_json_is_as_documented() -> None:
 
 def documented_tables() -> str:
     """Return the two tables of docs/guides/doctor.md as the code has them."""
-    lines = ["| group | check | what it looks at |", "|---|---|---|"]
+    lines = ["| group | check | what it checks |", "|---|---|---|"]
     for group, name, look in CHECKS:
         first = " ".join((look.__doc__ or "").split("\n\n")[0].split()).partition(" Source:")[0]
         lines.append(f"| {group} | {name} | {first} |")
-    return "\n".join(lines) + "\n\nVariables that are read: " + ", ".join(f"`{name}`" for name in KNOWN) + "."
+    variables = "gpuwatch reads these variables: " + ", ".join(f"`{name}`" for name in KNOWN) + "."
+    return "\n".join(lines) + "\n\n" + fill(variables, 120)
 
 
 def test_golden_docs_list_every_check() -> None:
@@ -147,7 +150,7 @@ def test_golden_docs_list_every_check() -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         DOCS.write_text(before + begin + documented_tables() + end + after)
     else:
-        assert now == documented_tables(), "UPDATE_GOLDEN=1 pytest tests/unit/doctor writes it anew"
+        assert now == documented_tables(), "UPDATE_GOLDEN=1 pytest tests/unit/doctor writes it"
 
 
 def test_every_variable_that_the_code_reads_is_known() -> None:

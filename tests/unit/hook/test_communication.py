@@ -66,7 +66,7 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch, caplog
     model = object()
     with caplog.at_level(logging.WARNING):
         assert watch.watch_communication(model) is model
-    assert "comm_wait is not measured: object is no DDP or FSDP model" in caplog.text
+    assert "comm_wait is not measured: object is not DDP or FSDP" in caplog.text
 
 
 @pytest.fixture

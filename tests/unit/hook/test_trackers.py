@@ -283,7 +283,7 @@ def test_a_server_that_does_not_answer_delays_the_end_by_no_more_than_its_limit(
     with caplog.at_level(logging.WARNING):
         log.finish(report(100), True)
     hangs.set()
-    assert "did not take the report" in caplog.text
+    assert "did not accept the report" in caplog.text
 
 
 @pytest.mark.parametrize(("is_first_rank", "output"), [(True, 1), (False, 0)])

@@ -283,7 +283,7 @@ def test_an_agent_that_cannot_be_told_does_not_stop_the_ledger(
     loop(watch, clock)
     assert watch.report().steps == 3
     assert [r.getMessage() for r in caplog.records if "publishing to the agent failed" in r.getMessage()] == [
-        "gpuwatch: publishing to the agent failed, and training goes on without it: OSError(24, 'Too many open files')"
+        "gpuwatch: publishing to the agent failed; training continues without it: OSError(24, 'Too many open files')"
     ]
 
 
@@ -300,7 +300,7 @@ def test_a_hook_that_breaks_stops_recording_says_so_and_books_the_rest_as_unknow
         patch.setattr(watch._publisher.accounts, "apply", broken)
         watch._publisher._run()
     assert watch._recorder.thread == CLOSED
-    assert caplog.text.count("the hook has stopped and records nothing more") == 1
+    assert caplog.text.count("the hook has stopped after an internal error and records nothing more") == 1
     for _ in range(2):
         loop(watch, clock)
         with watch.step(), watch.data(), watch.phase("eval"):

@@ -46,7 +46,7 @@ def test_no_difference_is_claimed_within_the_noise() -> None:
     found = compare(report(0.060, spread=0.5), report(0.060, spread=0.5, seed=2))
     assert found.speedup_interval is not None
     assert found.speedup_interval[0] < 1 < found.speedup_interval[1]
-    assert found.outcome[0].startswith("no difference in speed is proven")
+    assert found.outcome[0].startswith("no significant difference in speed")
     assert found.prediction is None
 
 

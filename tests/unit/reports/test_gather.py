@@ -148,7 +148,7 @@ def test_a_run_of_which_no_single_steps_are_kept_has_a_plot_of_means() -> None:
     assert report.step_time is None and report.steps_over_time.means == 12
     assert report.plotted_steps == "means alone: single steps from then are no longer kept"
     (output, *_) = compare(report, gather(FakeSource(), "resnet", NOW_S)).outcome
-    assert output == "the speeds are not compared: single steps of resnet are no longer kept"
+    assert output == "speed not compared: single steps of resnet are no longer stored"
 
 
 def counter(state: str, *points: tuple[float, float], rank: str = "0") -> dict[str, object]:
