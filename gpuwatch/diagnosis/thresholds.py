@@ -69,8 +69,6 @@ class Thresholds:
     memory_creep_share: float = 0.05  # Share of the GPU's memory by which its use must have grown to count as a leak.
     idle_share: float = 0.10  # Share of all GPU time held by an idle process, from which a panel warns.
     stalled_share: float = 0.02  # Share of all time without progress from which a panel warns.
-    lost_share: float = 0.20  # Share of a GPU's time starved, held idle or stalled, from which a panel warns.
-    lost_share_critical: float = 0.80  # Lost share of a GPU's time (see `lost_share`) from which a panel is critical.
     lost_gpus: int = 1  # Lost GPU time, as a number of GPUs, from which a panel warns.
     missing: int = 1  # Missing GPUs or agents from which a panel warns.
     memory_used: float = 0.95  # Used share of a node's memory from which a panel warns.

@@ -55,6 +55,7 @@ class Publisher:
     ) -> None:
         self.accounts = Accounts(recorder)
         self._recorder = recorder
+        recorder.failed = self.failed
         self.membership = membership
         self.send_buffer = SendBuffer(endpoint)
         self._encoder: Encoder | None = None
@@ -208,11 +209,11 @@ class Publisher:
                 with self.accounts.held():
                     self.accounts.apply(self._recorder.clock())
                     self.accounts.settle_cost()
-                self._guard("locating a standstill", self.accounts.note_standstill, self._recorder.clock())
-                self._guard("publishing to the agent", self._publish, count % _HELLO_EVERY == 0)
+                self.guard(self.accounts.note_standstill, "locating a standstill", self._recorder.clock())
+                self.guard(self._publish, "publishing to the agent", count % _HELLO_EVERY == 0)
                 self.ranks.start_if_distributed()
                 for live in self.live:
-                    self._guard("preparing what is logged", live.prepare, self._recorder.clock())
+                    self.guard(live.prepare, "preparing what is logged", self._recorder.clock())
                 self._wait(_SAMPLES_A_TICK if count < _SAMPLED_OFTEN else 1)
                 self._working = None
                 self.close_if_postponed()
@@ -234,9 +235,10 @@ class Publisher:
 
     def _sample_host(self) -> None:
         """Sample the node. Without evidence there is still a ledger."""
-        self._guard("sampling the node", self.accounts.sample_host)
+        self.guard(self.accounts.sample_host, "sampling the node")
 
-    def _guard(self, doing: str, call: Callable[..., object], *arguments: object) -> None:
+    def guard(self, call: Callable[..., object], doing: str = "hooking torch", *arguments: object) -> None:
+        """Call something that may fail, for example with a torch that is built differently."""
         try:
             call(*arguments)
         except Exception as error:

@@ -31,20 +31,15 @@ MOST_TAKEN = 8  # steps of optimizers on one batch; further ones are steps of a 
 class Recorder:
     """The log and the open step. One training thread writes; other threads only read single slots and pop from the log."""
 
-    def __init__(
-        self,
-        clock: Callable[[], int] = time.monotonic_ns,
-        failed: Callable[[str, BaseException], None] = lambda doing, error: None,
-    ) -> None:
-        """`failed` is called with what has failed, and why."""
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.clock = clock
-        self.failed = failed
+        self.failed: Callable[[str, BaseException], None] = lambda doing, error: None  # takes what has failed, and why
         self.log: deque[tuple[Any, ...]] = deque()
         self.thread: int | None = None  # the training thread; None until a loop begins, CLOSED once nothing is recorded
         self.in_step = False
         self.begin_ns = self.data_ns = self.transfer_ns = 0
-        self.samples = UNKNOWN_SAMPLES
-        self.epoch_start = False
+        self.samples = UNKNOWN_SAMPLES  # the open step's
+        self.epoch_start = False  # whether it is the first of a pass over a loader
         self.taken_until_ns = self.taken_left = 0  # when a TAKEN step ends; how many more optimizer steps it may have
         self.lacks_batch = False  # a second loader had no batch for the open step: unless more happens it is no step
         self.activity = self.idle = events.STARTUP  # what the training thread does now, and while no step is open
@@ -60,7 +55,7 @@ class Recorder:
         self.level = self._serial = 0
         self.countdown = 1  # fetches until the next one that is sampled, over all loops
         self.fetches = FetchEvidence()
-        self.gap_since_ns = 0  # since when a gap between forward passes without gradients is open
+        self.gap_since_ns = 0  # when a forward pass without gradients ended: a gap until the next one begins
         self.gaps_ns = 0  # those so far
         self.meter = Meter()
         self.timeline: DeviceTimeline | None = None  # the device's timeline, once the user's code has set a device up
@@ -76,12 +71,9 @@ class Recorder:
 
         Steps of the main thread win over those of any other. Without a step (`steps` False) it takes no thread's place.
         """
-        return self.thread == get_ident() or self._take_over(steps)
-
-    def _take_over(self, steps: bool) -> bool:
         me, owner = get_ident(), self.thread
-        if owner == events.CLOSED:
-            return False
+        if owner in (me, events.CLOSED):
+            return owner == me
         if owner is not None:
             is_main = me == threading.main_thread().ident
             idle = self.step_owner in (None, TAKEN) and not self.levels
@@ -170,10 +162,6 @@ class Recorder:
             return self.activity
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
 
-    def begin_gap(self, now_ns: int) -> None:
-        """A forward pass without gradients has ended: what follows until the next one is a gap."""
-        self.gap_since_ns = now_ns
-
     def end_gap(self, now_ns: int) -> None:
         """The next forward pass begins. 0: there is none, and the gap is dropped."""
         if self.gap_since_ns and now_ns:
@@ -187,7 +175,7 @@ class Recorder:
             if timeline is not None:
                 piece = timeline.end(at_ns)
                 if timeline.attention:
-                    self._attend(at_ns)
+                    self._attend(timeline, at_ns)
             self.log.append(
                 (STEP, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start, piece)
             )
@@ -226,18 +214,6 @@ class Recorder:
         """Set the open fast step's time in copies: `before_ns` and what has passed since `begin_ns`. Nothing where the step began later."""
         if self.steady is not None and self.begin_ns <= begin_ns:
             self.transfer_ns = before_ns + self.clock() - begin_ns
-
-    def set_samples(self, samples: int) -> None:
-        """Set the open step's number of samples."""
-        self.samples = samples
-
-    def begin_epoch(self) -> None:
-        """The open step is the first of a pass over a loader."""
-        self.epoch_start = True
-
-    def sample_after(self, fetches: int) -> None:
-        """Sample the fetch that comes after so many."""
-        self.countdown = fetches
 
     # Any step, declared ones too ------------------------------------------------------------------------------------
 
@@ -478,11 +454,8 @@ class Recorder:
 
     # The device's timeline ------------------------------------------------------------------------------------------
 
-    def _attend(self, at_ns: int) -> None:
+    def _attend(self, timeline: DeviceTimeline, at_ns: int) -> None:
         """Read what the device has finished and note what its timeline saw, as it asked for at the end of a piece."""
-        timeline = self.timeline
-        if timeline is None:
-            return
         if timeline.saw_foreign():
             self.log.append((events.UNVERIFIED,))
         begin = self.clock()

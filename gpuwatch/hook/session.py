@@ -10,7 +10,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from operator import index
 from threading import current_thread, get_ident, local, main_thread
 from typing import TYPE_CHECKING, Any
@@ -52,9 +51,10 @@ class Session:
         device_events: bool,
         budget: float,
     ) -> None:
-        self.recorder = Recorder(failed=self.failed)
+        self.recorder = Recorder()
         self.recorder.meter.budget = budget
         self.publisher = Publisher(self.recorder, membership, facts, endpoint)
+        self.guard, self.failed = self.publisher.guard, self.publisher.failed
         self.torch_hooks = TorchHooks(self.recorder, device_events, transfers, self._begin_optimizer_steps)
         self.torch_hooks.optimizer.on_first = self._begin_training
         self.data, self.transfer = PartContext(self, DATA_WAIT), PartContext(self, TRANSFERRING)
@@ -73,17 +73,6 @@ class Session:
         self.close_with_thread: Callable[[], None] | None = None  # closes the run when the thread ends that trains
         self._shown = (0, 0.0)  # steps and seconds of the verdict that was printed last
         self._early_ns, self._early_done = self.recorder.clock() + _EARLY_NS, False
-
-    def failed(self, doing: str, error: BaseException) -> None:
-        """Count a failure, and log each kind once. What a signal handler of the user's raised is raised again."""
-        self.publisher.failed(doing, error)
-
-    def guard(self, call: Callable[[], object], doing: str = "hooking torch") -> None:
-        """Call something that may fail, for example with a torch that is built differently."""
-        try:
-            call()
-        except Exception as error:
-            self.failed(doing, error)
 
     def start(self) -> None:
         """Start publishing, unless that runs or the run has ended. Called when a pass or a phase begins."""
@@ -132,7 +121,7 @@ class Session:
             live.hand_over()
         while self.publisher.ranks.models:  # hooks of a model are added by the thread that calls it
             model = self.publisher.ranks.models.pop()
-            self.guard(partial(self.torch_hooks.communication.watch, model), "watching a model's communication")
+            self.guard(self.torch_hooks.communication.watch, "watching a model's communication", model)
         if not self._early_done and self.recorder.clock() >= self._early_ns and not self.trained_nothing:
             self.guard(self._print_early, "printing the verdict")
 
@@ -170,7 +159,7 @@ class Session:
         """Look for a device before a declared step, and pause or resume its timeline as the hook's cost demands."""
         meter = self.recorder.meter
         meter.visits += 1
-        self.recorder.sample_after(1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY)
+        self.recorder.countdown = 1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY
         self.guard(self.torch_hooks.begin_step)
         self.hand_over()
 
@@ -196,7 +185,7 @@ class Session:
             self._pass_began_ns, self._trained_before = self.recorder.begin_ns, self.torch_hooks.optimizer.count
         if has_settings:
             self.note_loader(loader, iterator)
-            self.guard(lambda: self._health.begin_pass(iterator), "reading the loader's settings")
+            self.guard(self._health.begin_pass, "reading the loader's settings", iterator)
         if loop.training:
             loop.owner.loader = self.publisher.accounts.loader if has_settings else None
             self.publisher.accounts.begin_feed(loop.owner)
@@ -263,7 +252,7 @@ class Session:
         """Log the end of a pass, or of a cell, whose display is drawn a last time."""
         now = self.recorder.clock()
         for live in self._live:
-            self.guard(partial(live.pass_ended, now, is_last and live is not self._log), "logging between two steps")
+            self.guard(live.pass_ended, "logging between two steps", now, is_last and live is not self._log)
 
     @property
     def trained_nothing(self) -> bool:
@@ -324,7 +313,7 @@ class Session:
                 self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
                 self.publisher.close(now)
             self._print_verdict()
-            self.guard(partial(self._print_memory, failure), "explaining a lack of memory")
+            self.guard(self._print_memory, "explaining a lack of memory", failure)
             if self._log is not None:
                 self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
         except Exception as error:

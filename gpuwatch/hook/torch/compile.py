@@ -30,7 +30,6 @@ class CompileWatch:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._level = 0
-        self._callbacks: tuple[Callable[[Any], None], Callable[[Any], None]] | None = None
         self._finder: _DynamoIsImported | None = None
 
     def install(self) -> None:
@@ -47,9 +46,8 @@ class CompileWatch:
 
     def _register(self) -> None:
         handler = _handler()
-        if handler is None or (self._callbacks is not None and self._callbacks[0] in handler.start_callbacks):
+        if handler is None or self._begins in handler.start_callbacks:
             return
-        self._callbacks = (self._begins, self._ends)
         handler.register_start_callback(self._begins)
         handler.register_end_callback(self._ends)
         if self not in _registered:
@@ -64,18 +62,16 @@ class CompileWatch:
     def remove(self) -> None:
         """Take the callbacks back."""
         self._forget_finder()
-        callbacks, self._callbacks = self._callbacks, None
         handler = _handler()
-        if callbacks is None or handler is None:
+        if self not in _registered or handler is None:
             return
-        if self in _registered:
-            _registered.remove(self)
+        _registered.remove(self)
         if not _registered:
             vars(handler).pop("clear", None)
         with contextlib.suppress(ValueError):  # all callbacks were cleared
-            handler.remove_start_callback(callbacks[0])
+            handler.remove_start_callback(self._begins)
         with contextlib.suppress(ValueError):
-            handler.remove_end_callback(callbacks[1])
+            handler.remove_end_callback(self._ends)
         come_back()  # a compilation in another thread would not tell its end any more
 
     def _begins(self, _: Any) -> None:
