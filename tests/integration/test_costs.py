@@ -58,7 +58,5 @@ def test_the_price_of_the_model_times_the_time_of_each_state(tmp_path: Path) -> 
     assert "outside compute" in page and " EUR" in page
     kept = tmp_path / "kept.json"
     kept.write_text(json.dumps(report))
-    both = gpuwatch(
-        "compare", kept, "priced", "--history", agent.history, "--config", config, "--markdown", "-o", "-"
-    )
+    both = gpuwatch("compare", kept, "priced", "--history", agent.history, "--config", config, "--markdown", "-o", "-")
     assert "cost of 1,000 steps" in both and " EUR" in both

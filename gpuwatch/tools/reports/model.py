@@ -175,7 +175,10 @@ class RunReport(msgspec.Struct, frozen=True):
         """Return the loader's settings, versions and tags, by name."""
         loader = {name: of for name, of in (self.loader or {}).items() if of is not None}
         return {
-            **{f"loader: {name}": size(float(of)) if name.endswith("_bytes") else str(of) for name, of in loader.items()},
+            **{
+                f"loader: {name}": size(float(of)) if name.endswith("_bytes") else str(of)
+                for name, of in loader.items()
+            },
             **{f"version of {name}": value for name, value in self.versions.items()},
             **{f"tag {name}": value for name, value in self.tags.items()},
         }
