@@ -55,9 +55,9 @@ def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
     steps = []
     for start, wait, copy, compute, samples, first, felt, host_wait, device_copy, device_compute, comm in _rows(packed):
         end, hidden = start + wait + copy + compute + offset_ns, 0
-        if felt >= 0:
-            hidden, wait, copy, compute = max(0, wait - felt), felt, max(0, device_copy), device_compute
-            compute = max(0, compute) + max(0, host_wait)
+        if min(felt, device_copy, device_compute) >= 0:  # else one is missing, and the host's timeline is complete
+            hidden, wait, copy = max(0, wait - felt), felt, device_copy
+            compute = device_compute + max(0, host_wait)
         steps.append((wait / 1e9, copy / 1e9, compute / 1e9, first == 1, hidden / 1e9, end, samples, comm))
     return RecentColumns(*zip(*steps, strict=True))
 
@@ -120,8 +120,8 @@ def _recorded(stretch: Stretch) -> Iterator[Segment]:
     rows = _rows(stretch.columns or {})
     for start, wait, copy, compute, _, _, felt, host_wait, device_copy, device_compute, comm in rows:
         batch = start + stretch.offset_ns + wait
-        if felt >= 0:
-            wait, copy, compute = felt, max(0, device_copy), max(0, device_compute)
+        if min(felt, device_copy, device_compute) >= 0:
+            wait, copy, compute = felt, device_copy, device_compute
             yield batch - wait - max(0, host_wait), batch - wait, HOST_WAIT
         copied, done = batch + copy, batch + copy + compute
         yield batch - wait, batch, INPUT_WAIT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpuwatch import wire
 from gpuwatch_agent.runs.timeline import KEPT, RecentColumns, read_columns
 
@@ -32,6 +34,22 @@ def test_messages_are_joined_in_their_order_on_the_agents_clock() -> None:
     assert (found.data_wait_s[0], found.transfer_s[1], found.compute_s[2]) == (0.003, 0.001, 0.006)
     assert found.epoch_start == (True, False, False) and found.samples == (8, -1, -1)
     assert found.comm_wait_ns == (-1, -1, -1) and found.hidden_wait_s == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("left_out", ["device_transfer_ns", "device_compute_ns"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_step_without_a_value_of_the_device_s_is_the_host_s(left_out: str, whole: bool) -> None:
+    """What was not measured is not 0: a damaged message, or one of another hook, may lack a column or a row of it."""
+    device = {"input_wait_ns": [2 * MS], "host_wait_ns": [-1], "device_transfer_ns": [0], "device_compute_ns": [5 * MS]}
+    complete = read_columns(packed(0, 1, **device), 0)
+    assert (complete.data_wait_s, complete.transfer_s, complete.compute_s) == ((0.002,), (0.0,), (0.005,))
+    assert complete.hidden_wait_s == (0.001,)
+    device[left_out] = [-1]
+    lacking = read_columns(
+        packed(0, 1, **{name: of for name, of in device.items() if not (whole and name == left_out)}), 0
+    )
+    assert lacking == read_columns(packed(0, 1), 0)
+    assert (lacking.data_wait_s, lacking.transfer_s, lacking.compute_s) == ((0.003,), (0.001,), (0.006,))
 
 
 def test_a_minute_and_no_more_than_so_many_are_kept() -> None:
