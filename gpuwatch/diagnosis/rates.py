@@ -137,18 +137,14 @@ def declared(
     per_step: float | None, per_sample: float | None, per_token: float | None, peak: float | None
 ) -> Flops | None:
     """Return what the user declares; None if nothing. Raises: ConfigError for anything but a number above 0."""
-    given = {
-        "flops_per_step": per_step,
-        "flops_per_sample": per_sample,
-        "flops_per_token": per_token,
-        "peak_flops": peak,
-    }
-    for name, value in given.items():
+    names = ("flops_per_step", "flops_per_sample", "flops_per_token", "peak_flops")
+    given = (per_step, per_sample, per_token, peak)
+    for name, value in zip(names, given, strict=True):
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
             raise ConfigError(f"{name}={value!r} is not a number above 0; leave it out where it is not known")
-    if all(value is None for value in given.values()):
+    if given == (None,) * 4:
         return None
-    return Flops(*(None if value is None else float(value) for value in given.values()))
+    return Flops(*(None if value is None else float(value) for value in given))
 
 
 def throughput(done: Done, flops: Flops | None = None) -> Throughput:

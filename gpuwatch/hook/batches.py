@@ -116,8 +116,12 @@ def loader_settings(loader: Any, iterator: Any) -> Loader:
     except (TypeError, NotImplementedError, AttributeError):
         batches = None
     if not isinstance(getattr(loader, "num_workers", None), int):
-        loader = loader_inside(loader, iterator) or loader_of_a_thread() or loader
-        iterator = loader if hasattr(loader, "_workers") else getattr(loader, "_iterator", None) or iterator
+        # Compared with None: of an endless data set neither a loader nor its iterator has a truth value.
+        inside = loader_inside(loader, iterator)
+        inside = loader_of_a_thread() if inside is None else inside
+        loader = loader if inside is None else inside
+        begun = loader if hasattr(loader, "_workers") else getattr(loader, "_iterator", None)
+        iterator = iterator if begun is None else begun
 
     def setting(name: str, kind: type) -> Any:
         value = getattr(loader, name, getattr(loader, f"_{name}", None))
@@ -139,7 +143,7 @@ def loader_of_a_thread() -> Any | None:
         target = getattr(thread, "_target", None)
         if target is not None and thread.name != "gpuwatch":
             names, known = getattr(target, "__code__", None), getattr(target, "__globals__", {})
-            given = *thread._args, *map(known.get, getattr(names, "co_names", ()))  # type: ignore[attr-defined]
+            given = *getattr(thread, "_args", ()), *map(known.get, getattr(names, "co_names", ()))  # gone with its end
             if (found := loader_inside(target, *given)) is not None:
                 return found
     return None
@@ -168,11 +172,8 @@ def loader_inside(*things: Any) -> Any | None:
             inner += [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY_CELL]
         elif isinstance(thing, MethodType):
             inner += [thing.__self__, thing.__func__]
-        elif isinstance(thing, (Mapping, str, bytes)) or (
-            isinstance(thing, (list, tuple)) and len(thing) > _MOST_MEMBERS
-        ):
-            pass
         elif hasattr(type(thing), "__slots__") or type(thing).__module__ in ("itertools", "builtins"):
-            inner += gc.get_referents(thing)
+            is_data = isinstance(thing, (list, tuple)) and len(thing) > _MOST_MEMBERS
+            inner += () if is_data or isinstance(thing, Mapping) else gc.get_referents(thing)
         todo += ((each, depth + 1) for each in inner if not isinstance(each, (str, bytes, int, float, type(None))))
     return None

@@ -145,10 +145,13 @@ class Session:
         """Steps are bounded by an optimizer from now on."""
         accounts = self.publisher.accounts
         self.trained_with_gradients = accounts.bounded_by_optimizer = True
-        feeding = None if accounts.loader is not None else loader_of_a_thread()
-        if feeding is not None:
-            self.note_loader(feeding, feeding)
+        if accounts.loader is None:
+            self.guard(self._note_feeding_loader, "reading the loader's settings")
         self.start()
+
+    def _note_feeding_loader(self) -> None:
+        if (feeding := loader_of_a_thread()) is not None:
+            self.note_loader(feeding, feeding)
 
     def find_device(self) -> None:
         """Begin to measure by a device that the user's code has set up by now."""

@@ -266,6 +266,48 @@ def test_the_loader_of_a_thread_that_feeds_a_queue_is_found(
     assert loader_settings(iter([1]), None).num_workers is None, "the thread has ended"
 
 
+class Endless(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(torch.zeros(2))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_endless_loader_inside_a_wrapper_is_found(persistent: bool) -> None:
+    """Neither it nor its iterator has a length, and so no truth value."""
+    loader = (
+        DataLoader(Endless(), batch_size=4, num_workers=1, persistent_workers=True)
+        if persistent
+        else DataLoader(Endless())
+    )
+    iterator = iter(loader)
+    known = loader_settings(enumerate(loader) if not persistent else map(torch.neg, loader), None)
+    assert (known.num_workers, known.dataset, len(known.worker_pids)) == (int(persistent), "Endless", int(persistent))
+    del iterator
+
+
+class Vanishing(threading.Thread):
+    """Ends while it is asked for its arguments, or has an attribute that raises."""
+
+    @property
+    def _args(self) -> Any:
+        raise self.error
+
+    @_args.setter
+    def _args(self, value: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [AttributeError("the thread has ended"), RuntimeError("a proxy's own error")])
+def test_a_thread_that_cannot_be_read_stops_no_steps(
+    training: Training, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    thread = Vanishing(target=print)
+    monkeypatch.setattr(Vanishing, "error", error, raising=False)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread(), thread])
+    training.step(30, 10, loops=11)
+    assert training.watch.report().steps == 10
+
+
 def test_a_failure_stops_the_account_and_not_the_training(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     training.step(5, 10, loops=2)
     accounts = training.watch.session.publisher.accounts
