@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
@@ -14,13 +15,13 @@ class DeadlineThread:
     """A daemon thread that runs one call at a time, for which its caller waits until a deadline.
 
     A call in a driver cannot be killed. Past the deadline it is abandoned, no other one is started until it returns (`call` drops its late
-    result), and the interpreter's exit does not wait for it. For one calling thread.
+    result), and the interpreter's exit does not wait for it. The thread ends with its object. For one calling thread.
     """
 
     def __init__(self, what: str, deadline_s: float) -> None:
         self._what = what
         self._deadline_s = deadline_s
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pending: Future[Any] | None = None
         self._begin_s = 0.0
@@ -54,8 +55,11 @@ class DeadlineThread:
 
     def _begin(self, function: Callable[[], Any]) -> Future[Any]:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"gpuwatch-{self._what}", daemon=True)
+            self._thread = threading.Thread(
+                target=_run, args=(self._calls,), name=f"gpuwatch-{self._what}", daemon=True
+            )
             self._thread.start()
+            weakref.finalize(self, self._calls.put, None).atexit = False
         self._begin_s = time.monotonic()
         future: Future[Any] = Future()
         self._calls.put((future, function))
@@ -64,11 +68,12 @@ class DeadlineThread:
     def _late(self) -> TimeoutError:
         return TimeoutError(f"{self._what} did not answer within {self._deadline_s:g} s")
 
-    def _run(self) -> None:
-        while True:
-            future, function = self._calls.get()
-            try:
-                future.set_result(function())
-            except BaseException as error:  # raised again in the calling thread
-                future.set_exception(error)
-            del future, function  # while this thread waits, they would keep what they refer to
+
+def _run(calls: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
+    while (call := calls.get()) is not None:
+        future, function = call
+        try:
+            future.set_result(function())
+        except BaseException as error:  # raised again in the calling thread
+            future.set_exception(error)
+        del call, future, function  # while this thread waits, they would keep what they refer to

@@ -139,22 +139,23 @@ def loader_settings(loader: Any, iterator: Any) -> Loader:
 
 def loader_of_a_thread() -> Any | None:
     """Return the DataLoader that the function of another thread, such as one that feeds a queue, was given or refers to."""
+    given: list[Any] = []
     for thread in threading.enumerate():
         target = getattr(thread, "_target", None)
-        if target is not None and thread.name != "gpuwatch":
+        if target is not None and not thread.name.startswith("gpuwatch"):
             names, known = getattr(target, "__code__", None), getattr(target, "__globals__", {})
-            given = *getattr(thread, "_args", ()), *map(known.get, getattr(names, "co_names", ()))  # gone with its end
-            if (found := loader_inside(target, *given)) is not None:
-                return found
-    return None
+            used = map(known.get, getattr(names, "co_names", ()))
+            given += target, *getattr(thread, "_args", ()), *used  # gone with its end
+    return loader_inside(*given)  # one search, so that many threads take no longer
 
 
 def loader_inside(*things: Any) -> Any | None:
     """Return the DataLoader, or its iterator, that these iterables take batches from, such as tqdm, enumerate, zip, islice or a generator; None where none is found.
 
     It is looked for in attributes, in a generator's frame, and in what a built-in iterator refers to. Nothing is called.
+    Training waits meanwhile: at most `_MAX_WRAPPED` things are visited, and large containers are data.
     """
-    todo, seen = deque((thing, 0) for thing in things), set[int]()
+    todo, seen = deque((thing, 0) for thing in things[:_MAX_WRAPPED]), set[int]()
     while todo and len(seen) < _MAX_WRAPPED:
         thing, depth = todo.popleft()
         if id(thing) in seen or isinstance(thing, (type, ModuleType)):
@@ -165,7 +166,7 @@ def loader_inside(*things: Any) -> Any | None:
             return thing  # a DataLoader, or one's iterator
         if depth >= _DEPTH_WRAPPED:
             continue
-        inner = list(known.values())
+        inner = list(islice(known.values(), _MAX_WRAPPED))
         if isinstance(thing, GeneratorType) and thing.gi_frame is not None:
             inner += [*thing.gi_frame.f_locals.values(), thing.gi_yieldfrom, *gc.get_referents(thing)]
         elif isinstance(thing, FunctionType):
@@ -173,7 +174,7 @@ def loader_inside(*things: Any) -> Any | None:
         elif isinstance(thing, MethodType):
             inner += [thing.__self__, thing.__func__]
         elif hasattr(type(thing), "__slots__") or type(thing).__module__ in ("itertools", "builtins"):
-            is_data = isinstance(thing, (list, tuple)) and len(thing) > _MOST_MEMBERS
+            is_data = isinstance(thing, (list, tuple, set, frozenset)) and len(thing) > _MOST_MEMBERS
             inner += () if is_data or isinstance(thing, Mapping) else gc.get_referents(thing)
         todo += ((each, depth + 1) for each in inner if not isinstance(each, (str, bytes, int, float, type(None))))
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import queue
 import sys
@@ -283,6 +284,32 @@ def test_an_endless_loader_inside_a_wrapper_is_found(persistent: bool) -> None:
     known = loader_settings(enumerate(loader) if not persistent else map(torch.neg, loader), None)
     assert (known.num_workers, known.dataset, len(known.worker_pids)) == (int(persistent), "Endless", int(persistent))
     del iterator
+
+
+def test_the_search_for_a_loader_does_not_grow_with_what_threads_refer_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training waits for it: 20 threads whose function can reach a set of 3 million held it for 6 s at each pass."""
+    visited, referents = 0, gc.get_referents
+
+    def get_referents(*things: Any) -> list[Any]:
+        nonlocal visited
+        found = referents(*things)
+        visited += len(found)
+        return found
+
+    monkeypatch.setattr("gpuwatch.hook.batches.gc.get_referents", get_referents)
+    numbers = list(range(100_000))
+    kinds = (set(numbers), frozenset(numbers), numbers, tuple(numbers), dict.fromkeys(numbers))
+    ended = threading.Event()
+    threads = [threading.Thread(target=lambda *given: ended.wait(), args=kinds) for _ in range(300)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert loader_settings(iter([1]), None).num_workers is None
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert visited < 10_000
 
 
 class Vanishing(threading.Thread):
