@@ -71,7 +71,7 @@ class HostWatcher:
         if worker_pids:
             self.workers.sample(at_s, proc.by_pid(proc.stat, worker_pids, procfs), procfs)
         if self._taken % _MEMORY_EVERY == 0:
-            available = proc.optional(proc.memory_available_bytes, procfs)
+            available = (proc.optional(proc.memory_bytes, procfs) or {}).get("MemAvailable")
             room = cgroup.memory_room(cgroup.folders("memory", procfs, self._sysfs))
             self._memory_available = cgroup.within_limit(available, room)
         self._taken += 1

@@ -124,8 +124,7 @@ class OomKills:
     """How many processes the kernel has killed for lack of memory: in this control group, else on the node."""
 
     def __init__(self, procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
-        self._procfs = procfs
-        self._sysfs = sysfs
+        self._procfs, self._groups = procfs, folders("memory", procfs, sysfs)
         self._before = self._counts()
 
     def grown(self) -> int | None:
@@ -135,12 +134,11 @@ class OomKills:
 
     def limit_bytes(self) -> int | None:
         """Return the memory limit of the control group; None where it has none."""
-        room = memory_room(folders("memory", self._procfs, self._sysfs))
+        room = memory_room(self._groups)
         return None if room is None else room.limit_bytes
 
     def _counts(self) -> tuple[int | None, int | None]:
-        groups = folders("memory", self._procfs, self._sysfs)
-        return oom_kills(groups), oom_kills_on_node(self._procfs)
+        return oom_kills(self._groups), oom_kills_on_node(self._procfs)
 
 
 def deaths(workers: Iterable[Any], kills: OomKills, shm: Path = Path("/dev/shm")) -> tuple[WorkerDeath, ...]:

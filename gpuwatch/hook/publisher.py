@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,7 @@ class Publisher:
         self._working: int | None = None  # the background thread, while it is at work
         self._postponed: Callable[[], None] | None = None
         self.raised = False  # an exception ends the training
-        self.live: Sequence[LiveLog] = ()  # what takes values for experiment trackers and notebooks
+        self.live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
         self._logged: set[str] = set()
         self.ranks = RankExchange(membership, self._summary, lambda: recorder.in_step, self.failed)
 

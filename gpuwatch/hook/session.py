@@ -62,7 +62,6 @@ class Session:
         self.loops: weakref.WeakSet[Any] = weakref.WeakSet()  # passes that have begun and not ended
         self.closed = self.disabled = False  # the run has ended; this process must not record at all
         self._log: LiveLog | None = None
-        self._live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
         self._leave_cells: Callable[[], object] = lambda: None  # of the IPython shell that it runs in
         self._pause = 0  # the recorder's level of the time between two cells; 0 in a cell
         self._health = LoaderHealth(self.publisher.accounts, quiet)
@@ -90,19 +89,19 @@ class Session:
         source = (lambda: self.publisher.report(self.closed)), self.failed, self.recorder.clock()
         if wanted is not None:
             self._log = trackers.LiveLog(wanted, *source)
-            self._live.append(self._log)
+            self.publisher.live.append(self._log)
         if (shell := trackers.shell()) is not None:
             self._leave_cells = trackers.follow_cells(shell, self._begin_cell, self._end_cell)
         if not self.quiet and getattr(shell, "kernel", None) is not None:  # of a notebook: in a terminal it has none
             self._notebook = trackers.Notebook()
             self._show = self._notebook.show
-            self._live.append(trackers.LiveLog(self._notebook, *source, trackers.REDRAW_NS))
-        self.publisher.live = self._live
+            self.publisher.live.append(trackers.LiveLog(self._notebook, *source, trackers.REDRAW_NS))
 
     def _begin_cell(self) -> None:
         self._end_pause()
         if self._notebook is not None:
-            self._notebook.handle = self._live[-1].prepared = None  # what was prepared since belongs to the cell before
+            # What was prepared since belongs to the cell before.
+            self._notebook.handle = self.publisher.live[-1].prepared = None
 
     def _end_cell(self) -> None:
         """Show the cell's end, and book the time until the next one begins as a pause. An open step goes on after it."""
@@ -117,7 +116,7 @@ class Session:
 
     def hand_over(self) -> None:
         """Log what the background thread has prepared, and print one line in a long first pass. Called by the training thread at sampled fetches."""
-        for live in self._live:
+        for live in self.publisher.live:
             live.hand_over()
         while self.publisher.ranks.models:  # hooks of a model are added by the thread that calls it
             model = self.publisher.ranks.models.pop()
@@ -251,7 +250,7 @@ class Session:
     def _end_passes(self, is_last: bool = False) -> None:
         """Log the end of a pass, or of a cell, whose display is drawn a last time."""
         now = self.recorder.clock()
-        for live in self._live:
+        for live in self.publisher.live:
             self.guard(live.pass_ended, "logging between two steps", now, is_last and live is not self._log)
 
     @property

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from gpuwatch.hook.batches import tensors
 from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.patches import remove_hooks
 from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.events import COMM, IN_STEP
 from gpuwatch.wire import MAX_GROUPS, Collective
@@ -62,9 +63,7 @@ class CommunicationWatch:
 
     def remove(self) -> None:
         """Take back hooks."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        remove_hooks(self._handles)
 
     def _forward(self, module: Any, inputs: Any, output: Any) -> None:
         self._pending = False  # a backward pass that has failed says nothing of the next one

@@ -14,7 +14,7 @@ from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
 from gpuwatch.hook.torch.memory import SNAPSHOT
 from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, after_each_optimizer_step
-from gpuwatch.hook.torch.patches import Patches
+from gpuwatch.hook.torch.patches import Patches, remove_hooks
 from gpuwatch.hook.torch.stream_waits import StreamWaits
 from gpuwatch.hook.torch.transfers import READS, TransferWatch
 from gpuwatch.ledger.device_pieces import Events
@@ -22,13 +22,11 @@ from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.events import BETWEEN, IN_STEP, STARTUP
 from gpuwatch.ledger.states import CHECKPOINT, CHECKPOINT_LOAD, RENDEZVOUS
 
+_DCP = "torch.distributed.checkpoint"
 PHASES: dict[str, tuple[str, dict[str, str]]] = {
     "torch.serialization": ("torch", {"save": CHECKPOINT, "load": CHECKPOINT_LOAD}),
-    "torch.distributed.checkpoint.state_dict_saver": (
-        "torch.distributed.checkpoint",
-        {"save": CHECKPOINT, "async_save": CHECKPOINT},
-    ),
-    "torch.distributed.checkpoint.state_dict_loader": ("torch.distributed.checkpoint", {"load": CHECKPOINT_LOAD}),
+    f"{_DCP}.state_dict_saver": (_DCP, {"save": CHECKPOINT, "async_save": CHECKPOINT}),
+    f"{_DCP}.state_dict_loader": (_DCP, {"load": CHECKPOINT_LOAD}),
     "safetensors.torch": ("safetensors.torch", {"save_file": CHECKPOINT, "load_file": CHECKPOINT_LOAD}),
     "accelerate.utils.other": ("accelerate.utils.other", {"safe_save_file": CHECKPOINT}),
     "transformers.modeling_utils": ("transformers.modeling_utils", {"safe_save_file": CHECKPOINT}),
@@ -168,10 +166,8 @@ class TorchHooks:
             self._transfers.remove_all()
         for hooked in (self._compiling, self.optimizer, self.communication, self._streams, self.phases):
             hooked.remove()
-        hooks, self._optimizer_hook, self._torch_hook = (self._optimizer_hook, self._torch_hook), None, None
-        for hook in hooks:
-            if hook is not None:
-                hook.remove()
+        remove_hooks(list(filter(None, (self._optimizer_hook, self._torch_hook))))
+        self._optimizer_hook = self._torch_hook = None
 
     def _leave_accelerate(self) -> None:
         patches, self._accelerate = self._accelerate, None

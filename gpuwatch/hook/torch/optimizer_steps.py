@@ -12,6 +12,7 @@ from threading import get_ident
 from typing import Any
 
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
+from gpuwatch.hook.torch.patches import remove_hooks
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
@@ -49,15 +50,15 @@ class OptimizerSteps:
 
     def remove(self) -> None:
         """Leave torch as it was."""
-        _remove(self._hooks)
-        _remove(self._first_hooks)
+        remove_hooks(self._hooks)
+        remove_hooks(self._first_hooks)
         self._leave_forward()
 
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
         self._recorder.end_gap(0)
         self._pass = 0
-        return _remove(self._forward_hooks)
+        return remove_hooks(self._forward_hooks)
 
     def end(self, now_ns: int) -> None:
         """The run ends. What followed the last optimizer step was no step."""
@@ -72,7 +73,7 @@ class OptimizerSteps:
 
     def first_step(self, of_pass: object) -> bool:
         """A pass has its first batch; return whether `evaluates` can tell, after its first step, that it is an evaluation."""
-        _remove(self._first_hooks)
+        remove_hooks(self._first_hooks)
         self._pass_began, self._evaluates = (of_pass, self.count), False
         if self.count:
             register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
@@ -82,12 +83,12 @@ class OptimizerSteps:
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer."""
         if self._pass_began[0] is of_pass:
-            _remove(self._first_hooks)  # no module was called
+            remove_hooks(self._first_hooks)  # no module was called
         return self._evaluates and self._pass_began == (of_pass, self.count)
 
     def _note_call(self, module: Any) -> None:
         if self._recorder.thread == get_ident():
-            _remove(self._first_hooks)  # none stays while a compiled model runs
+            remove_hooks(self._first_hooks)  # none stays while a compiled model runs
             self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
 
     @property
@@ -196,14 +197,6 @@ class OptimizerSteps:
 def after_each_optimizer_step(call: Callable[..., None]) -> Any | None:
     """Have this called after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
     return _around_optimizer_steps("post", call)
-
-
-def _remove(hooks: list[Any]) -> bool:
-    """Remove these hooks of torch's; return whether there was any."""
-    was_any = bool(hooks)
-    while hooks:
-        hooks.pop().remove()
-    return was_any
 
 
 def _around_optimizer_steps(when: str, call: Callable[..., None]) -> Any | None:
