@@ -133,22 +133,17 @@ class Throughput(msgspec.Struct, frozen=True):
     mfu_ratio: float | None = None  # Model FLOPs utilisation: `flops_per_s` over the declared peak.
 
 
-def declared(
-    per_step: float | None, per_sample: float | None, per_token: float | None, peak: float | None
-) -> Flops | None:
-    """Return what the user declares; None if nothing. Raises: ConfigError for anything but a number above 0."""
-    given = {
-        "flops_per_step": per_step,
-        "flops_per_sample": per_sample,
-        "flops_per_token": per_token,
-        "peak_flops": peak,
-    }
-    for name, value in given.items():
+_DECLARED = ("flops_per_step", "flops_per_sample", "flops_per_token", "peak_flops")
+
+
+def declared(*given: float | None) -> Flops | None:
+    """Return what the user declares by these options, in this order; None if nothing. Raises: ConfigError for anything but a number above 0."""
+    for name, value in zip(_DECLARED, given, strict=True):
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
             raise ConfigError(f"{name}={value!r} is not a number above 0; leave it out where it is not known")
-    if all(value is None for value in given.values()):
+    if all(value is None for value in given):
         return None
-    return Flops(*(None if value is None else float(value) for value in given.values()))
+    return Flops(*(None if value is None else float(value) for value in given))
 
 
 def throughput(done: Done, flops: Flops | None = None) -> Throughput:

@@ -140,7 +140,7 @@ class Publisher:
 
         accounts, who = self.accounts, self.membership.identity
         if not closed:
-            self._sample_host()
+            self.guard(self.accounts.sample_host, "sampling the node")
         with accounts.held() as is_outermost:
             if not closed and is_outermost:
                 accounts.apply(self._recorder.clock())
@@ -182,7 +182,7 @@ class Publisher:
         own = thread is not None and thread.ident == get_ident()
         if thread is not None and not own:
             thread.join(timeout=_CLOSE_S)
-        self._sample_host()
+        self.guard(self.accounts.sample_host, "sampling the node")
         with self.accounts.held():
             self.accounts.finish(ended_ns)
         if thread is None or (thread.is_alive() and not own):
@@ -205,7 +205,7 @@ class Publisher:
                 self._working = get_ident()
                 self._overhead_ns = time.thread_time_ns()
                 if count % _HOST_EVERY == 0:
-                    self._sample_host()
+                    self.guard(self.accounts.sample_host, "sampling the node")
                 with self.accounts.held():
                     self.accounts.apply(self._recorder.clock())
                     self.accounts.settle_cost()
@@ -232,10 +232,6 @@ class Publisher:
             with contextlib.suppress(queue.Empty):
                 self._stop.get(timeout=INTERVAL_S / samples)
                 return
-
-    def _sample_host(self) -> None:
-        """Sample the node. Without evidence there is still a ledger."""
-        self.guard(self.accounts.sample_host, "sampling the node")
 
     def guard(self, call: Callable[..., object], doing: str = "hooking torch", *arguments: object) -> None:
         """Call something that may fail, for example with a torch that is built differently."""

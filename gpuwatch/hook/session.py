@@ -95,7 +95,7 @@ class Session:
         if not self.quiet and getattr(shell, "kernel", None) is not None:  # of a notebook: in a terminal it has none
             self._notebook = trackers.Notebook()
             self._show = self._notebook.show
-            self.publisher.live.append(trackers.LiveLog(self._notebook, *source, trackers.REDRAW_NS))
+            self.publisher.live.append(trackers.LiveLog(self._notebook, *source))
 
     def _begin_cell(self) -> None:
         self._end_pause()
@@ -196,25 +196,22 @@ class Session:
 
     def first_batch(self, loop: Any, batch: Any) -> None:
         """Note what is read from one batch per training pass."""
-        try:
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.is_grad_enabled():
-                self.trained_with_gradients = True
-            accounts = self.publisher.accounts
-            if (size := size_bytes(batch)) is not None:
-                accounts.batch_bytes = loop.owner.batch_bytes = size
-            known = loop.owner.loader or accounts.loader
-            if loop.owner.loader is not None and loop.owner.loader.num_workers is None:
-                known = loader_settings(loop.iterator, loop.iterator)  # a generator may have made one by now
-            if known is not None and known.num_workers and not known.worker_pids:
-                # Made by a generator, just now.
-                made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
-                known = replace(known, worker_pids=tuple(each.pid for each in made if each.daemon))
-            if known is not None and known.num_workers is not None:
-                accounts.loader = loop.owner.loader = known
-            self._health.first_batch(batch)
-        except Exception as error:
-            self.failed("reading a batch", error)
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.is_grad_enabled():
+            self.trained_with_gradients = True
+        accounts = self.publisher.accounts
+        if (size := size_bytes(batch)) is not None:
+            accounts.batch_bytes = loop.owner.batch_bytes = size
+        known = loop.owner.loader or accounts.loader
+        if loop.owner.loader is not None and loop.owner.loader.num_workers is None:
+            known = loader_settings(loop.iterator, loop.iterator)  # a generator may have made one by now
+        if known is not None and known.num_workers and not known.worker_pids:
+            # Made by a generator, just now.
+            made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+            known = replace(known, worker_pids=tuple(each.pid for each in made if each.daemon))
+        if known is not None and known.num_workers is not None:
+            accounts.loader = loop.owner.loader = known
+        self._health.first_batch(batch)
 
     def fetch_failed(self, error: BaseException) -> None:
         """A loader raised this."""
@@ -293,30 +290,27 @@ class Session:
         self._leave_cells()
         failure = sys.exc_info()[0] or getattr(sys, "last_type", None)  # the second at the end of a process that raised
         self.publisher.raised = failure not in (None, SystemExit, StopIteration, GeneratorExit)
+        owner = self.recorder.close()
+        now = self.recorder.clock()
+        for loop in list(self.loops):
+            loop.is_open = False
         try:
-            owner = self.recorder.close()
-            now = self.recorder.clock()
-            for loop in list(self.loops):
-                loop.is_open = False
-            try:
-                if owner not in (None, CLOSED):
-                    self.recorder.exit_all(now)
-                    self.recorder.end_taken()
-                    self.torch_hooks.optimizer.end(now)
-                    if self.recorder.step_owner is MARKED:  # what follows the last mark is no step
-                        self.recorder.abandon(now, OTHER)
-                    self.recorder.end_step(now)
-            finally:  # whatever a signal handler raises
-                in_training_thread = owner == get_ident()
-                self.guard(lambda: self.torch_hooks.remove_all(in_training_thread))
-                self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
-                self.publisher.close(now)
-            self._print_verdict()
-            self.guard(self._print_memory, "explaining a lack of memory", failure)
-            if self._log is not None:
-                self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
-        except Exception as error:
-            self.failed("closing", error)
+            if owner not in (None, CLOSED):
+                self.recorder.exit_all(now)
+                self.recorder.end_taken()
+                self.torch_hooks.optimizer.end(now)
+                if self.recorder.step_owner is MARKED:  # what follows the last mark is no step
+                    self.recorder.abandon(now, OTHER)
+                self.recorder.end_step(now)
+        finally:  # whatever a signal handler raises
+            in_training_thread = owner == get_ident()
+            self.guard(lambda: self.torch_hooks.remove_all(in_training_thread))
+            self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
+            self.publisher.close(now)
+        self._print_verdict()
+        self.guard(self._print_memory, "explaining a lack of memory", failure)
+        if self._log is not None:
+            self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
 
     def _print_memory(self, failure: type[BaseException] | None) -> None:
         text = explain(failure, self.publisher.accounts.batch_bytes, self.publisher.membership.identity.rank)

@@ -105,11 +105,9 @@ class CommunicationWatch:
         recorder = self._recorder
         if recorder.doing() is not IN_STEP:
             return False
-        return (
-            recorder.active_timeline is not None
-            if self._on_device
-            else recorder.active_timeline is None and recorder.thread == get_ident()
-        )
+        if self._on_device:
+            return recorder.active_timeline is not None
+        return recorder.active_timeline is None and recorder.thread == get_ident()
 
 
 def _engine() -> Any:

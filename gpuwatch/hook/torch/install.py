@@ -13,7 +13,7 @@ from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
 from gpuwatch.hook.torch.memory import SNAPSHOT
-from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, after_each_optimizer_step
+from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, at_each_optimizer_step
 from gpuwatch.hook.torch.patches import Patches, remove_hooks
 from gpuwatch.hook.torch.stream_waits import StreamWaits
 from gpuwatch.hook.torch.transfers import READS, TransferWatch
@@ -132,7 +132,7 @@ class TorchHooks:
         recorder, torch = self._recorder, sys.modules.get("torch")
         timeline, framework = recorder.timeline, asynchronous_framework()
         if framework is not None and self._torch_hook is None:
-            self._torch_hook = after_each_optimizer_step(torch_steps.note)
+            self._torch_hook = at_each_optimizer_step(torch_steps.note)
         if not self._device_events or recorder.device_failed or not (timeline is None or timeline.is_astray):
             return
         # A torch that only pins another framework's batches sets CUDA up too, and allocates nothing on it.
@@ -152,7 +152,7 @@ class TorchHooks:
         if self._transfers is not None:
             self._transfers.also(READS)
         if self._optimizer_hook is None:
-            self._optimizer_hook = after_each_optimizer_step(self._recorder.launched)
+            self._optimizer_hook = at_each_optimizer_step(self._recorder.launched)
 
     def remove_all(self, in_training_thread: bool) -> None:
         """Remove every hook. The device is polled a last time in the training thread only."""
