@@ -55,7 +55,6 @@ class Publisher:
     ) -> None:
         self.accounts = Accounts(recorder)
         self._recorder = recorder
-        recorder.failed = self.failed
         self.membership = membership
         self.send_buffer = SendBuffer(endpoint)
         self._encoder: Encoder | None = None

@@ -31,15 +31,20 @@ MOST_TAKEN = 8  # steps of optimizers on one batch; further ones are steps of a 
 class Recorder:
     """The log and the open step. One training thread writes; other threads only read single slots and pop from the log."""
 
-    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.monotonic_ns,
+        failed: Callable[[str, BaseException], None] = lambda doing, error: None,
+    ) -> None:
+        """`failed` is called with what has failed, and why."""
         self.clock = clock
-        self.failed: Callable[[str, BaseException], None] = lambda doing, error: None  # takes what has failed, and why
+        self.failed = failed
         self.log: deque[tuple[Any, ...]] = deque()
         self.thread: int | None = None  # the training thread; None until a loop begins, CLOSED once nothing is recorded
         self.in_step = False
         self.begin_ns = self.data_ns = self.transfer_ns = 0
-        self.samples = UNKNOWN_SAMPLES  # the open step's
-        self.epoch_start = False  # whether it is the first of a pass over a loader
+        self.samples = UNKNOWN_SAMPLES
+        self.epoch_start = False
         self.taken_until_ns = self.taken_left = 0  # when a TAKEN step ends; how many more optimizer steps it may have
         self.lacks_batch = False  # a second loader had no batch for the open step: unless more happens it is no step
         self.activity = self.idle = events.STARTUP  # what the training thread does now, and while no step is open
@@ -55,7 +60,7 @@ class Recorder:
         self.level = self._serial = 0
         self.countdown = 1  # fetches until the next one that is sampled, over all loops
         self.fetches = FetchEvidence()
-        self.gap_since_ns = 0  # when a forward pass without gradients ended: a gap until the next one begins
+        self.gap_since_ns = 0  # since when a gap between forward passes without gradients is open
         self.gaps_ns = 0  # those so far
         self.meter = Meter()
         self.timeline: DeviceTimeline | None = None  # the device's timeline, once the user's code has set a device up
@@ -162,6 +167,10 @@ class Recorder:
             return self.activity
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
 
+    def begin_gap(self, now_ns: int) -> None:
+        """A forward pass without gradients has ended: what follows until the next one is a gap."""
+        self.gap_since_ns = now_ns
+
     def end_gap(self, now_ns: int) -> None:
         """The next forward pass begins. 0: there is none, and the gap is dropped."""
         if self.gap_since_ns and now_ns:
@@ -214,6 +223,18 @@ class Recorder:
         """Set the open fast step's time in copies: `before_ns` and what has passed since `begin_ns`. Nothing where the step began later."""
         if self.steady is not None and self.begin_ns <= begin_ns:
             self.transfer_ns = before_ns + self.clock() - begin_ns
+
+    def set_samples(self, samples: int) -> None:
+        """Set the open step's number of samples."""
+        self.samples = samples
+
+    def begin_epoch(self) -> None:
+        """The open step is the first of a pass over a loader."""
+        self.epoch_start = True
+
+    def sample_after(self, fetches: int) -> None:
+        """Sample the fetch that comes after so many."""
+        self.countdown = fetches
 
     # Any step, declared ones too ------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Session:
         device_events: bool,
         budget: float,
     ) -> None:
-        self.recorder = Recorder()
+        self.recorder = Recorder(failed=lambda doing, error: self.publisher.failed(doing, error))
         self.recorder.meter.budget = budget
         self.publisher = Publisher(self.recorder, membership, facts, endpoint)
         self.guard, self.failed = self.publisher.guard, self.publisher.failed
@@ -158,7 +158,7 @@ class Session:
         """Look for a device before a declared step, and pause or resume its timeline as the hook's cost demands."""
         meter = self.recorder.meter
         meter.visits += 1
-        self.recorder.countdown = 1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY
+        self.recorder.sample_after(1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY)
         self.guard(self.torch_hooks.begin_step)
         self.hand_over()
 
