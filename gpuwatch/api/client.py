@@ -22,6 +22,7 @@ MOST_OF_ANSWER = 1 << 20
 """Bytes of the answer to a POST that are read; a longer one is cut off, and is longer than this then."""
 
 Params = Mapping[str, str | int | float | Sequence[str]]
+Labels = Mapping[str, str]
 Answer = TypeVar("Answer")
 Vector = list[tuple[dict[str, str], float]]  # an instant query's answer: (labels, value) of each series
 
@@ -235,9 +236,7 @@ class Client(JsonServer):
         """Return all findings of a run's ranks, past ones too, oldest first."""
         return self.ask(f"/api/v1/runs/{quote(run, safe='')}/findings", api.Findings).findings
 
-    def series(
-        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
-    ) -> Sequence[api.Series]:
+    def series(self, metric: str, labels: Labels, start_s: float, end_s: float, points: int) -> Sequence[api.Series]:
         params: Params = {"metric": metric, "start": start_s, "end": end_s, "points": points, **labels}
         return self.ask("/api/v1/series", api.SeriesOf, params, LONG_TIMEOUT_S).series
 
@@ -276,7 +275,7 @@ class RunSource(Protocol):
     def runs(self, kept: bool = False) -> Sequence[api.Run]: ...
     def findings(self, run: str) -> Sequence[api.Finding]: ...
     def series(
-        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
+        self, metric: str, labels: Labels, start_s: float, end_s: float, points: int
     ) -> Sequence[api.Series]: ...
     def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None: ...
     def steps(self, run: str, rank: int, points: int) -> api.Steps | None: ...

@@ -116,7 +116,7 @@ def loader_settings(loader: Any, iterator: Any) -> Loader:
     except (TypeError, NotImplementedError, AttributeError):
         batches = None
     if not isinstance(getattr(loader, "num_workers", None), int):
-        loader = loader_inside(loader, iterator) or loader_inside(*of_threads()) or loader
+        loader = loader_inside(loader, iterator) or loader_of_a_thread() or loader
         iterator = loader if hasattr(loader, "_workers") else getattr(loader, "_iterator", None) or iterator
 
     def setting(name: str, kind: type) -> Any:
@@ -133,13 +133,16 @@ def loader_settings(loader: Any, iterator: Any) -> Loader:
     )
 
 
-def of_threads() -> Iterator[Any]:
-    """Yield what the functions of other threads, such as one that feeds a queue, were given and refer to."""
+def loader_of_a_thread() -> Any | None:
+    """Return the DataLoader that the function of another thread, such as one that feeds a queue, was given or refers to."""
     for thread in threading.enumerate():
         target = getattr(thread, "_target", None)
         if target is not None and thread.name != "gpuwatch":
             names, known = getattr(target, "__code__", None), getattr(target, "__globals__", {})
-            yield from (target, *thread._args, *map(known.get, getattr(names, "co_names", ())))  # type: ignore[attr-defined]
+            given = *thread._args, *map(known.get, getattr(names, "co_names", ()))  # type: ignore[attr-defined]
+            if (found := loader_inside(target, *given)) is not None:
+                return found
+    return None
 
 
 def loader_inside(*things: Any) -> Any | None:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpuwatch.hook.batches import loader_inside, loader_settings, of_threads, size_bytes
+from gpuwatch.hook.batches import loader_of_a_thread, loader_settings, size_bytes
 from gpuwatch.hook.identity import Membership, asynchronous_framework
 from gpuwatch.hook.loader_health import LoaderHealth
 from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
 from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.install import TorchHooks
-from gpuwatch.hook.torch.memory import explain
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
 from gpuwatch.ledger.states import OTHER, PAUSE
@@ -145,7 +144,7 @@ class Session:
         """Steps are bounded by an optimizer from now on."""
         accounts = self.publisher.accounts
         self.trained_with_gradients = accounts.bounded_by_optimizer = True
-        feeding = None if accounts.loader is not None else loader_inside(*of_threads())
+        feeding = None if accounts.loader is not None else loader_of_a_thread()
         if feeding is not None:
             self.note_loader(feeding, feeding)
         self.start()
@@ -308,14 +307,8 @@ class Session:
             self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
             self.publisher.close(now)
         self._print_verdict()
-        self.guard(self._print_memory, "explaining a lack of memory", failure)
         if self._log is not None:
             self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
-
-    def _print_memory(self, failure: type[BaseException] | None) -> None:
-        text = explain(failure, self.publisher.accounts.batch_bytes, self.publisher.membership.identity.rank)
-        if text and not self.quiet:
-            _print(text)
 
     def abandon(self) -> None:
         """This is a forked child: record, send and print nothing of the parent's run."""
@@ -365,7 +358,7 @@ def sigchld_held() -> Iterator[None]:
             handler(*held[-1])
 
 
-def _print(report: object) -> None:
+def _print(report: Report) -> None:
     bars = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())  # drawn without a newline
     sys.stderr.write("\n" * (len(bars) > 0) + f"{report}\n")  # Ray's `print` shows it twice
     sys.stderr.flush()

@@ -56,7 +56,7 @@ def test_the_price_of_the_model_times_the_time_of_each_state(tmp_path: Path) -> 
     assert json.loads(gpuwatch("report", "priced", "--history", agent.history, "--json"))["cost"] is None
     page = gpuwatch("report", "priced", "--history", agent.history, "--config", config, "-o", "-")
     assert "outside compute" in page and " EUR" in page
-    both = gpuwatch(
-        "compare", "priced", "priced", "--history", agent.history, "--config", config, "--markdown", "-o", "-"
-    )
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps(report))
+    both = gpuwatch("compare", kept, "priced", "--history", agent.history, "--config", config, "--markdown", "-o", "-")
     assert "cost of 1,000 steps" in both and " EUR" in both

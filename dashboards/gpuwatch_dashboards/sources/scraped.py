@@ -44,8 +44,10 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
     where = f"{{{Match('run', '=~', '|'.join(re.escape(name) for name in sorted(names)))}}}"
     window = f"{where}[{window_s:g}s]"
 
+    back = LOOKBACK if ended else MISSED
+
     def last(metric: str) -> str:
-        return f"last_over_time({metric}{where}[{LOOKBACK if ended else MISSED}])"
+        return f"last_over_time({metric}{where}[{back}])"
 
     def values(expr: str) -> dict[Key, float]:
         return {_run_key(labels): value for labels, value in instant(expr) if abs(value) < float("inf")}
@@ -78,9 +80,9 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
         found = instant(f"max by (run) ({jobs} + on (job, job_id) group_left () {expr})")
         return {_run_key(labels)[0]: value for labels, value in found}
 
-    goodput = of_job(f"max by (job, job_id) (last_over_time(job_id:gpuwatch_job_goodput:ratio[{LOOKBACK}]))")
-    attempts = of_job(f"sum by (job, job_id) (last_over_time(gpuwatch_job_attempts_total[{LOOKBACK}]))")
-    numbered = of_job(f'count by (job, job_id) (last_over_time(gpuwatch_job_steps{{kind="next"}}[{LOOKBACK}]))')
+    goodput = of_job(f"max by (job, job_id) (last_over_time(job_id:gpuwatch_job_goodput:ratio[{back}]))")
+    attempts = of_job(f"sum by (job, job_id) (last_over_time(gpuwatch_job_attempts_total[{back}]))")
+    numbered = of_job(f'count by (job, job_id) (last_over_time(gpuwatch_job_steps{{kind="next"}}[{back}]))')
     findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"), instant(f"gpuwatch_finding_info{where}"))
     late = values(f"gpuwatch_straggler_excess_ratio{where}")
     runs: list[Run] = []

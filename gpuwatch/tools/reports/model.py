@@ -111,7 +111,7 @@ class RunReport(msgspec.Struct, frozen=True):
     step_time: StepStatistics | None
     findings: tuple[Found, ...]  # roots first, by what they cost; a consequence follows its root
     ranks: tuple[Rank, ...]
-    loader: dict[str, int | bool | None] | None
+    loader: dict[str, int | float | bool | str | None] | None
     versions: dict[str, str]
     tags: dict[str, str]
     gpus: tuple[str, ...]  # models of the GPUs that the run held, as far as the agent saw them
@@ -175,7 +175,10 @@ class RunReport(msgspec.Struct, frozen=True):
         """Return the loader's settings, versions and tags, by name."""
         loader = {name: of for name, of in (self.loader or {}).items() if of is not None}
         return {
-            **{f"loader: {name}": size(of) if name.endswith("_bytes") else str(of) for name, of in loader.items()},
+            **{
+                f"loader: {name}": size(float(of)) if name.endswith("_bytes") else str(of)
+                for name, of in loader.items()
+            },
             **{f"version of {name}": value for name, value in self.versions.items()},
             **{f"tag {name}": value for name, value in self.tags.items()},
         }

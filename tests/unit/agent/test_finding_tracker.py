@@ -59,7 +59,7 @@ def test_what_a_finding_advises_is_one_series_from_15_s_to_its_end() -> None:
     book.update("run-a", 0, [], 30 * S, 1030.0)
     assert values(book, run) == {("active", "run-a", FINDING.cause): 0.0}
     killed = replace(FINDING, cause="training_killed", advice="fewer workers")
-    book.end_with("run-a", 0, killed, 31 * S, 1031.0)
+    book.end_run("run-a", 0, killed, 31 * S, 1031.0)
     assert values(book, run)["info", "run-a", "training_killed", "fewer workers"] == 1.0
 
 

@@ -18,6 +18,8 @@ from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
 from tests.unit.agent.hooks import BOOT, NOW_S
 
+SERIES = "full"
+
 
 class NoSocket:
     endpoints = ("ipc:///nowhere",)
@@ -56,8 +58,8 @@ class WholeAgent:
         self.history = History(directory / "history.db", keep_bytes=keep_bytes, full_s=60.0)
         self.receiver = Receiver(NoSocket(), self.clock.monotonic)  # type: ignore[arg-type]
         nothing = str(procfs)
-        every_series = AgentSettings(procfs=nothing, sysfs=nothing, shm=nothing, series="full")
-        self.sampler = Sampler(self.receiver, self.history, Config(agent=every_series), BOOT)
+        settings = AgentSettings(procfs=nothing, sysfs=nothing, shm=nothing, series=SERIES)
+        self.sampler = Sampler(self.receiver, self.history, Config(agent=settings), BOOT)
         self.sampler._retention_s = RetentionClock(self.clock.time, self.clock.monotonic)
         self.sampler._runs.restore(self.history.reader.records(), now_ns, self.clock.time())
 
