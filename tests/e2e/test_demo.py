@@ -54,7 +54,7 @@ def test_a_job_that_crashes_twice_has_its_goodput_and_what_saving_oftener_would_
     advice = r"checkpoints are too rare .* do save every .* \([^)]*1\.\d+× the throughput\)"
     assert re.search(advice, " ".join(job.split()))
     verdict = re.search(
-        r"Verdict: killed 2 times: (\d+)% of (\d+\.\d) s computed new steps, (\d+)% went to coming back .*\n"
+        r"Verdict: killed 2 times: (\d+)% of (\d+\.\d) s computed new steps, (\d+)% went into restarts and repeated steps\n"
         r"  Save every .* instead of every .*: (up to )?1\.\d+× .*the throughput, predicted\n",
         job,
     )

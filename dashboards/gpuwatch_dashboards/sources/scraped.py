@@ -43,7 +43,6 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
         return []
     where = f"{{{Match('run', '=~', '|'.join(re.escape(name) for name in sorted(names)))}}}"
     window = f"{where}[{window_s:g}s]"
-
     back = LOOKBACK if ended else MISSED
 
     def last(metric: str) -> str:

@@ -4,6 +4,7 @@ Times in Unix seconds, durations in seconds, ratios 0–1. None: not measured. F
 """
 
 from datetime import datetime, timezone
+from typing import Any
 
 import msgspec
 
@@ -173,12 +174,9 @@ class RunReport(msgspec.Struct, frozen=True):
     @property
     def settings(self) -> dict[str, str]:
         """Return the loader's settings, versions and tags, by name."""
-        loader = {name: of for name, of in (self.loader or {}).items() if of is not None}
+        loader: dict[str, Any] = {name: of for name, of in (self.loader or {}).items() if of is not None}
         return {
-            **{
-                f"loader: {name}": size(float(of)) if name.endswith("_bytes") else str(of)
-                for name, of in loader.items()
-            },
+            **{f"loader: {name}": size(of) if name.endswith("_bytes") else str(of) for name, of in loader.items()},
             **{f"version of {name}": value for name, value in self.versions.items()},
             **{f"tag {name}": value for name, value in self.tags.items()},
         }
