@@ -43,8 +43,8 @@ class Recorder:
         self.thread: int | None = None  # the training thread; None until a loop begins, CLOSED once nothing is recorded
         self.in_step = False
         self.begin_ns = self.data_ns = self.transfer_ns = 0
-        self.samples = UNKNOWN_SAMPLES
-        self.epoch_start = False
+        self.samples = UNKNOWN_SAMPLES  # the open step's
+        self.epoch_start = False  # whether it is the first of a pass over a loader
         self.taken_until_ns = self.taken_left = 0  # when a TAKEN step ends; how many more optimizer steps it may have
         self.lacks_batch = False  # a second loader had no batch for the open step: unless more happens it is no step
         self.activity = self.idle = events.STARTUP  # what the training thread does now, and while no step is open
@@ -60,7 +60,7 @@ class Recorder:
         self.level = self._serial = 0
         self.countdown = 1  # fetches until the next one that is sampled, over all loops
         self.fetches = FetchEvidence()
-        self.gap_since_ns = 0  # since when a gap between forward passes without gradients is open
+        self.gap_since_ns = 0  # when a forward pass without gradients ended: a gap until the next one begins
         self.gaps_ns = 0  # those so far
         self.meter = Meter()
         self.timeline: DeviceTimeline | None = None  # the device's timeline, once the user's code has set a device up
