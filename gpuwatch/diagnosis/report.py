@@ -127,7 +127,6 @@ def make_report(
     return Report(
         run=run,
         name=name,
-        duration_s=window.duration_s,
         states=dict(window.states_s),
         phases=dict(window.declared_s),
         provisional=dict(provisional_s),
@@ -136,19 +135,17 @@ def make_report(
         tokens=None if done.tokens is None else int(done.tokens),
         throughput=throughput(done, flops),
         step_s=median(totals) if totals else None,
-        timeline=window.timeline,
-        device=window.device,
-        coverage=window.coverage,
-        unverified_ratio=window.unverified_ratio,
         hook_s=hook_s,
         verdict=give_verdict(window, findings, thresholds),
         findings=tuple(findings),
         cost=cost_of(window.states_s, [price[0]], price[1]) if price is not None and priced else None,
         training_s=done.seconds,
-        rank=window.rank,
-        world_size=window.world_size,
         others={rank: summary.verdict for rank, summary in sorted(window.summaries.items())},
+        **{name: getattr(window, name) for name in _OF_WINDOW},
     )
+
+
+_OF_WINDOW = ("duration_s", "timeline", "device", "coverage", "unverified_ratio", "rank", "world_size")
 
 
 def is_short(steps: int, seconds: float, thresholds: Thresholds = THRESHOLDS) -> bool:

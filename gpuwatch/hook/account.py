@@ -226,13 +226,8 @@ class Accounts:
     def totals(self, dropped: int, overhead_ns: int) -> Totals:
         """Return the cumulative totals for the wire. Call with the lock held."""
         ledger, counts, fetches = self.timeline.ledger, self.timeline.counts, self.recorder.fetches
-        counters = {name: copy(getattr(counts, name)) for name in Counters.__struct_fields__} | {
-            "overhead_ns": overhead_ns + self.recorder.meter.cost_ns,
-            "fetches_sampled": fetches.sampled,
-            "worker_fetches": fetches.from_workers,
-            "ready_batches": fetches.ready,
-            "empty_fetches": fetches.empty,
-        }
+        counters = {name: copy(getattr(fetches, name, getattr(counts, name))) for name in Counters.__struct_fields__}
+        counters["overhead_ns"] = overhead_ns + self.recorder.meter.cost_ns
         return Totals(
             start_ns=ledger.start_ns,
             watermark_ns=ledger.watermark_ns,
@@ -284,7 +279,7 @@ class Accounts:
             states[state] = states.get(state, 0) + ns
         first = self.timeline.counts.slow_first
         quiet, since_ns = self.timeline.quiet(now_ns, self._step_ns) or ("", 0)
-        fetches, frames = self.recorder.fetches, self.frames
+        fetches, frames, empty = self.recorder.fetches, self.frames, self.recorder.fetches.empty_fetches
         places = {} if frames is None else {f"{name}_place": frames.most_frequent(of) for name, of in _PLACES.items()}
         window = make_window(
             now_ns - self.timeline.start_ns,
@@ -296,7 +291,7 @@ class Accounts:
             first_step_s={} if first is None else {state: ns / 1e9 for state, ns in first.states_ns().items()},
             end_s=self.timeline.counts.ends_ns / 1e9 if self._first_batches == 1 else 0.0,
             fetch_cpu_ratio=fetches.cpu_ratio,
-            out_of_order_ratio=fetches.out_of_order / fetches.empty if fetches.empty >= _LEAST_EMPTY else None,
+            out_of_order_ratio=fetches.out_of_order / empty if empty >= _LEAST_EMPTY else None,
             loader=self.loader_with_batch(),
             bounded_by_optimizer=self.bounded_by_optimizer,
             untrained_s=self.untrained_s,

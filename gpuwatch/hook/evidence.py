@@ -71,7 +71,7 @@ class HostWatcher:
         if worker_pids:
             self.workers.sample(at_s, proc.by_pid(proc.stat, worker_pids, procfs), procfs)
         if self._taken % _MEMORY_EVERY == 0:
-            available = proc.optional(proc.memory_available_bytes, procfs)
+            available = (proc.optional(proc.memory_bytes, procfs) or {}).get("MemAvailable")
             room = cgroup.memory_room(cgroup.folders("memory", procfs, self._sysfs))
             self._memory_available = cgroup.within_limit(available, room)
         self._taken += 1
@@ -90,6 +90,7 @@ class HostWatcher:
         received, disks = growth("received_bytes"), []
         if first.disks and last.disks and elapsed > 0:
             disks = [(now, first.disks[name]) for name, now in last.disks.items() if name in first.disks]
+        read = sum(max(0, now.read_bytes - then.read_bytes) for now, then in disks)
         return HostFacts(
             cpu_cores=self._cores,
             cpu_busy_ratio=_ratio(growth("busy_s"), growth("cpu_s")),
@@ -98,9 +99,7 @@ class HostWatcher:
             cpu_throttled_ratio=cgroup.throttled_ratio(first.quota, last.quota),
             io_pressure_ratio=_ratio(growth("io_pressure_s"), elapsed),
             disk_busy_ratio=_ratio(max(now.busy_s - then.busy_s for now, then in disks), elapsed) if disks else None,
-            disk_read_bytes_per_s=(
-                sum(max(0, now.read_bytes - then.read_bytes) for now, then in disks) / elapsed if disks else None
-            ),
+            disk_read_bytes_per_s=read / elapsed if disks else None,
             network_receive_bytes_per_s=None if received is None or elapsed <= 0 else max(0.0, received) / elapsed,
             memory_available_bytes=self._memory_available,
             shm_size_bytes=shm[-1][0] if shm else None,

@@ -136,21 +136,13 @@ def _start_ticks(procfs: Path, process: str = "self") -> int:
 class Membership:
     """A process's identity: from the environment at first, from torch.distributed once that is initialised. It does not change after the first step."""
 
-    def __init__(
-        self,
-        suffix: str = "",
-        forked: bool = False,
-        environ: Mapping[str, str] = os.environ,
-        procfs: Path = Path("/proc"),
-    ) -> None:
+    def __init__(self, suffix: str = "", forked: bool = False, environ: Mapping[str, str] = os.environ) -> None:
         """`suffix` distinguishes a second run of this process; `forked`: its parent has a run too, whose id it must not take."""
         self._suffix = suffix
         self._environ = environ
-        self._procfs = procfs
         self._settled = False
-        self._child = _parent() is not None
         own = f"-fork{os.getpid()}" if forked else ""
-        who = identify(environ, procfs)
+        who = identify(environ)
         self._run = who.run  # without the suffix
         self._asked = 0
         self._agreed = bool(_declared_run(environ))
@@ -173,7 +165,7 @@ class Membership:
         others = "TORCHELASTIC_RUN_ID" in self._environ or (self._has_own_id and torch_world() is not None)
         if not self._agreed and self._asks_store and others:
             return False  # the other ranks are known to come
-        return self._settled or stepping or not self._child
+        return self._settled or stepping or _parent() is None
 
     def stop_asking(self) -> None:
         """Publish under the present id: the process ends."""
@@ -207,7 +199,7 @@ class Membership:
             self.identity = _suffixed(replace(self.identity, run=found), self._suffix)
 
     def _in_world(self, rank: int, world_size: int) -> Identity:
-        who = identify(self._environ, self._procfs, launcher=_parent())
+        who = identify(self._environ, launcher=_parent())
         here = world_size if self._environ.get("MASTER_ADDR", "") in _LOOPBACK else who.local_world_size
         self._run = who.run
         return _suffixed(replace(who, rank=rank, world_size=world_size, local_world_size=here), self._suffix)

@@ -23,6 +23,7 @@ from gpuwatch.wire import MAX_DEATHS, Loader, WorkerDeath
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import Finding
+    from gpuwatch.diagnosis.window import HostFacts, Window
 
 _NO_ROOM = ("allocate shared memory", "write to file </torch_", "Bus error")  # torch's errors where /dev/shm is full
 # Not SIGTERM and SIGINT: these end workers on purpose.
@@ -79,16 +80,9 @@ class LoaderHealth:
             return
         accounts.worker_deaths = (*accounts.worker_deaths, *found)[:MAX_DEATHS]
         from gpuwatch.diagnosis.rules.killed import worker_killed
-        from gpuwatch.diagnosis.window import Window
 
-        window = Window(
-            duration_s=0.0,
-            loader=accounts.loader_with_batch() or Loader(),
-            host=accounts.watcher.facts(),
-            local_world_size=accounts.local_world_size,
-            worker_deaths=found,
-        )
-        finding = worker_killed(window)
+        loader, host = accounts.loader_with_batch() or Loader(), accounts.watcher.facts()
+        finding = worker_killed(self._window(loader, host, worker_deaths=found))
         assert finding is not None
         self._print(f"{finding.title} ({_evidence(finding)}). {finding.advice}")
 
@@ -102,18 +96,21 @@ class LoaderHealth:
             return
         self._forecasts.add(key)
         from gpuwatch.diagnosis.rules.killed import shm_exhaustion
-        from gpuwatch.diagnosis.window import HostFacts, Window
+        from gpuwatch.diagnosis.window import HostFacts
 
-        window = Window(
-            duration_s=0.0,
-            loader=msgspec.structs.replace(loader, batch_bytes=batch_bytes),
-            host=HostFacts(shm_size_bytes=shm[0], shm_used_bytes=shm[1]),
-            local_world_size=self._accounts.local_world_size,
-        )
+        host = HostFacts(shm_size_bytes=shm[0], shm_used_bytes=shm[1])
+        window = self._window(msgspec.structs.replace(loader, batch_bytes=batch_bytes), host)
         finding = shm_exhaustion(window, thresholds())
         if finding is not None:
             self._shm_warned = True
             self._print(f"{finding.title}: {_evidence(finding)}. {finding.advice}")
+
+    def _window(self, loader: Loader, host: HostFacts, **facts: Any) -> Window:
+        """Return what the rules about workers read."""
+        from gpuwatch.diagnosis.window import Window
+
+        ranks = self._accounts.local_world_size
+        return Window(duration_s=0.0, loader=loader, host=host, local_world_size=ranks, **facts)
 
     def _print(self, text: str) -> None:
         if not self._quiet:
@@ -124,8 +121,7 @@ class OomKills:
     """How many processes the kernel has killed for lack of memory: in this control group, else on the node."""
 
     def __init__(self, procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
-        self._procfs = procfs
-        self._sysfs = sysfs
+        self._procfs, self._groups = procfs, folders("memory", procfs, sysfs)
         self._before = self._counts()
 
     def grown(self) -> int | None:
@@ -135,12 +131,11 @@ class OomKills:
 
     def limit_bytes(self) -> int | None:
         """Return the memory limit of the control group; None where it has none."""
-        room = memory_room(folders("memory", self._procfs, self._sysfs))
+        room = memory_room(self._groups)
         return None if room is None else room.limit_bytes
 
     def _counts(self) -> tuple[int | None, int | None]:
-        groups = folders("memory", self._procfs, self._sysfs)
-        return oom_kills(groups), oom_kills_on_node(self._procfs)
+        return oom_kills(self._groups), oom_kills_on_node(self._procfs)
 
 
 def deaths(workers: Iterable[Any], kills: OomKills, shm: Path = Path("/dev/shm")) -> tuple[WorkerDeath, ...]:

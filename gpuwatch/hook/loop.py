@@ -212,7 +212,7 @@ class Loop(Generic[T]):
         if self._tokens is not None:
             self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._session.failed)
         if self.training:
-            self._session.first_batch(self, batch)
+            self._session.guard(self._session.first_batch, "reading a batch", self, batch)
             if not self._of_framework and self._session.torch_hooks.optimizer.first_step(self.owner):
                 self.recorder.sample_after(1)  # so that `ask` is called next
 

@@ -106,7 +106,7 @@ class Meter:
                 self.stretch //= 2
 
 
-_COUNTED = ("busy_ns", "wall_ns", "sampled", "from_workers", "ready", "empty", "out_of_order")
+_COUNTED = ("busy_ns", "wall_ns", "fetches_sampled", "worker_fetches", "ready_batches", "empty_fetches", "out_of_order")
 
 
 class FetchEvidence:
@@ -125,18 +125,16 @@ class FetchEvidence:
         self.is_main = True  # of the loops that feed a step, the one that is waited for longest
         self._taken = [0] * (len(_COUNTED) + 1)
         # The training thread's time on a CPU or in the queue for one, and its wall time, in the fetches that were sampled.
-        self.busy_ns = self.wall_ns = self.sampled = 0
-        self.from_workers = 0  # fetches from workers, all of them
-        self.ready = 0  # sum of the batches that were ready at these
-        self.empty = 0  # those at which none was ready
-        self.out_of_order = 0  # those of them at which half of all requested ones were ready: other workers' later ones
+        self.busy_ns = self.wall_ns = 0
+        self.fetches_sampled = self.worker_fetches = self.ready_batches = self.empty_fetches = 0  # as in `Counters`
+        self.out_of_order = 0  # empty ones at which half of all requested ones were ready: other workers' later ones
         self.thread_time: ThreadTime | None = None  # the training thread's
 
     def count(self, busy_ns: int, wall_ns: int) -> None:
         """Add a fetch that was sampled."""
         self.busy_ns += busy_ns
         self.wall_ns += wall_ns
-        self.sampled += 1
+        self.fetches_sampled += 1
 
     def take(self) -> tuple[list[int], int]:
         """Return what `add` takes, and the waits inside steps of others: since the last call."""
@@ -168,19 +166,19 @@ class FetchEvidence:
             except Exception as error:  # a queue that was closed meanwhile, or that has no size
                 pass_on(error)
                 return fetch()
-            self.from_workers += 1
+            self.worker_fetches += 1
             stored = early_batches(iterator)
             ahead = 2 * (count + stored) >= len(iterator._task_info) > 0
             if count <= 0:
-                self.empty += 1
+                self.empty_fetches += 1
                 self.out_of_order += ahead
                 return fetch()
             batch = fetch()
             if early_batches(iterator) > stored:  # batches that are not the next one do not help
-                self.empty += 1
+                self.empty_fetches += 1
                 self.out_of_order += ahead
             else:
-                self.ready += count
+                self.ready_batches += count
             return batch
 
         return counted

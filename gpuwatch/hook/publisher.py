@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ class Publisher:
         self._working: int | None = None  # the background thread, while it is at work
         self._postponed: Callable[[], None] | None = None
         self.raised = False  # an exception ends the training
-        self.live: Sequence[LiveLog] = ()  # what takes values for experiment trackers and notebooks
+        self.live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
         self._logged: set[str] = set()
         self.ranks = RankExchange(membership, self._summary, lambda: recorder.in_step, self.failed)
 
@@ -137,7 +137,7 @@ class Publisher:
 
         accounts, who = self.accounts, self.membership.identity
         if not closed:
-            self._sample_host()
+            self.guard(self.accounts.sample_host, "sampling the node")
         with accounts.held() as is_outermost:
             if not closed and is_outermost:
                 accounts.apply(self._recorder.clock())
@@ -179,7 +179,7 @@ class Publisher:
         own = thread is not None and thread.ident == get_ident()
         if thread is not None and not own:
             thread.join(timeout=_CLOSE_S)
-        self._sample_host()
+        self.guard(self.accounts.sample_host, "sampling the node")
         with self.accounts.held():
             self.accounts.finish(ended_ns)
         if thread is None or (thread.is_alive() and not own):
@@ -202,7 +202,7 @@ class Publisher:
                 self._working = get_ident()
                 self._overhead_ns = time.thread_time_ns()
                 if count % _HOST_EVERY == 0:
-                    self._sample_host()
+                    self.guard(self.accounts.sample_host, "sampling the node")
                 with self.accounts.held():
                     self.accounts.apply(self._recorder.clock())
                     self.accounts.settle_cost()
@@ -229,10 +229,6 @@ class Publisher:
             with contextlib.suppress(queue.Empty):
                 self._stop.get(timeout=INTERVAL_S / samples)
                 return
-
-    def _sample_host(self) -> None:
-        """Sample the node. Without evidence there is still a ledger."""
-        self.guard(self.accounts.sample_host, "sampling the node")
 
     def guard(self, call: Callable[..., object], doing: str = "hooking torch", *arguments: object) -> None:
         """Call something that may fail, for example with a torch that is built differently."""

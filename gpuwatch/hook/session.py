@@ -61,7 +61,6 @@ class Session:
         self.loops: weakref.WeakSet[Any] = weakref.WeakSet()  # passes that have begun and not ended
         self.closed = self.disabled = False  # the run has ended; this process must not record at all
         self._log: LiveLog | None = None
-        self._live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
         self._leave_cells: Callable[[], object] = lambda: None  # of the IPython shell that it runs in
         self._pause = 0  # the recorder's level of the time between two cells; 0 in a cell
         self._health = LoaderHealth(self.publisher.accounts, quiet)
@@ -89,19 +88,19 @@ class Session:
         source = (lambda: self.publisher.report(self.closed)), self.failed, self.recorder.clock()
         if wanted is not None:
             self._log = trackers.LiveLog(wanted, *source)
-            self._live.append(self._log)
+            self.publisher.live.append(self._log)
         if (shell := trackers.shell()) is not None:
             self._leave_cells = trackers.follow_cells(shell, self._begin_cell, self._end_cell)
         if not self.quiet and getattr(shell, "kernel", None) is not None:  # of a notebook: in a terminal it has none
             self._notebook = trackers.Notebook()
             self._show = self._notebook.show
-            self._live.append(trackers.LiveLog(self._notebook, *source, trackers.REDRAW_NS))
-        self.publisher.live = self._live
+            self.publisher.live.append(trackers.LiveLog(self._notebook, *source))
 
     def _begin_cell(self) -> None:
         self._end_pause()
         if self._notebook is not None:
-            self._notebook.handle = self._live[-1].prepared = None  # what was prepared since belongs to the cell before
+            # What was prepared since belongs to the cell before.
+            self._notebook.handle = self.publisher.live[-1].prepared = None
 
     def _end_cell(self) -> None:
         """Show the cell's end, and book the time until the next one begins as a pause. An open step goes on after it."""
@@ -116,7 +115,7 @@ class Session:
 
     def hand_over(self) -> None:
         """Log what the background thread has prepared, and print one line in a long first pass. Called by the training thread at sampled fetches."""
-        for live in self._live:
+        for live in self.publisher.live:
             live.hand_over()
         while self.publisher.ranks.models:  # hooks of a model are added by the thread that calls it
             model = self.publisher.ranks.models.pop()
@@ -199,25 +198,22 @@ class Session:
 
     def first_batch(self, loop: Any, batch: Any) -> None:
         """Note what is read from one batch per training pass."""
-        try:
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.is_grad_enabled():
-                self.trained_with_gradients = True
-            accounts = self.publisher.accounts
-            if (size := size_bytes(batch)) is not None:
-                accounts.batch_bytes = loop.owner.batch_bytes = size
-            known = loop.owner.loader or accounts.loader
-            if loop.owner.loader is not None and loop.owner.loader.num_workers is None:
-                known = loader_settings(loop.iterator, loop.iterator)  # a generator may have made one by now
-            if known is not None and known.num_workers and not known.worker_pids:
-                # Made by a generator, just now.
-                made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
-                known = replace(known, worker_pids=tuple(each.pid for each in made if each.daemon))
-            if known is not None and known.num_workers is not None:
-                accounts.loader = loop.owner.loader = known
-            self._health.first_batch(batch)
-        except Exception as error:
-            self.failed("reading a batch", error)
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.is_grad_enabled():
+            self.trained_with_gradients = True
+        accounts = self.publisher.accounts
+        if (size := size_bytes(batch)) is not None:
+            accounts.batch_bytes = loop.owner.batch_bytes = size
+        known = loop.owner.loader or accounts.loader
+        if loop.owner.loader is not None and loop.owner.loader.num_workers is None:
+            known = loader_settings(loop.iterator, loop.iterator)  # a generator may have made one by now
+        if known is not None and known.num_workers and not known.worker_pids:
+            # Made by a generator, just now.
+            made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+            known = replace(known, worker_pids=tuple(each.pid for each in made if each.daemon))
+        if known is not None and known.num_workers is not None:
+            accounts.loader = loop.owner.loader = known
+        self._health.first_batch(batch)
 
     def fetch_failed(self, error: BaseException) -> None:
         """A loader raised this."""
@@ -253,7 +249,7 @@ class Session:
     def _end_passes(self, is_last: bool = False) -> None:
         """Log the end of a pass, or of a cell, whose display is drawn a last time."""
         now = self.recorder.clock()
-        for live in self._live:
+        for live in self.publisher.live:
             self.guard(live.pass_ended, "logging between two steps", now, is_last and live is not self._log)
 
     @property
@@ -296,29 +292,26 @@ class Session:
         self._leave_cells()
         failure = sys.exc_info()[0] or getattr(sys, "last_type", None)  # the second at the end of a process that raised
         self.publisher.raised = failure not in (None, SystemExit, StopIteration, GeneratorExit)
+        owner = self.recorder.close()
+        now = self.recorder.clock()
+        for loop in list(self.loops):
+            loop.is_open = False
         try:
-            owner = self.recorder.close()
-            now = self.recorder.clock()
-            for loop in list(self.loops):
-                loop.is_open = False
-            try:
-                if owner not in (None, CLOSED):
-                    self.recorder.exit_all(now)
-                    self.recorder.end_taken()
-                    self.torch_hooks.optimizer.end(now)
-                    if self.recorder.step_owner is MARKED:  # what follows the last mark is no step
-                        self.recorder.abandon(now, OTHER)
-                    self.recorder.end_step(now)
-            finally:  # whatever a signal handler raises
-                in_training_thread = owner == get_ident()
-                self.guard(lambda: self.torch_hooks.remove_all(in_training_thread))
-                self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
-                self.publisher.close(now)
-            self._print_verdict()
-            if self._log is not None:
-                self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
-        except Exception as error:
-            self.failed("closing", error)
+            if owner not in (None, CLOSED):
+                self.recorder.exit_all(now)
+                self.recorder.end_taken()
+                self.torch_hooks.optimizer.end(now)
+                if self.recorder.step_owner is MARKED:  # what follows the last mark is no step
+                    self.recorder.abandon(now, OTHER)
+                self.recorder.end_step(now)
+        finally:  # whatever a signal handler raises
+            in_training_thread = owner == get_ident()
+            self.guard(lambda: self.torch_hooks.remove_all(in_training_thread))
+            self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
+            self.publisher.close(now)
+        self._print_verdict()
+        if self._log is not None:
+            self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
 
     def abandon(self) -> None:
         """This is a forked child: record, send and print nothing of the parent's run."""

@@ -233,12 +233,7 @@ class LiveLog:
     """Hands a run's values to trackers: prepared by the background thread, taken by the training thread between two steps."""
 
     def __init__(
-        self,
-        wanted: Any,
-        report: Callable[[], Report],
-        failed: Callable[[str, BaseException], None],
-        now_ns: int,
-        interval_ns: int = INTERVAL_NS,
+        self, wanted: Any, report: Callable[[], Report], failed: Callable[[str, BaseException], None], now_ns: int
     ) -> None:
         """`wanted` is "auto", a tracker's run or several. `failed` is called with what has failed, and why."""
         given = wanted if isinstance(wanted, list | tuple) else [wanted]
@@ -247,9 +242,9 @@ class LiveLog:
         self._active: list[Tracker] = []
         self._failing: list[Any] = []  # runs that are left out
         self._report, self._failed = report, failed
-        self._interval_ns = interval_ns
-        self._pass_ns = REDRAW_PASS_NS if isinstance(wanted, Notebook) else interval_ns
-        self._due_ns = now_ns + interval_ns
+        is_drawn = isinstance(wanted, Notebook)
+        self._interval_ns, self._pass_ns = (REDRAW_NS, REDRAW_PASS_NS) if is_drawn else (INTERVAL_NS, INTERVAL_NS)
+        self._due_ns = now_ns + self._interval_ns
         self._searched: set[object] = set()
         self._logged: Report | None = None
         self.prepared: tuple[Report, Values] | None = None  # what the training thread is to hand over

@@ -97,7 +97,8 @@ class Watch:
         if self._disabled:
             self._recorder.close()
         else:
-            self._read_config()
+            if (config := os.environ.get("GPUWATCH_CONFIG")) and _made <= 1:
+                self.session.guard(_read_config, "reading the configuration", Path(config))
             self.session.log_to("auto" if log is None and is_set("GPUWATCH_LOG") else log)
             open_watches.append(self)
             self.session.guard(self.session.torch_hooks.phases.install)
@@ -197,7 +198,7 @@ class Watch:
             if self in open_watches:
                 open_watches.remove(self)
             atexit.unregister(self._at_exit)
-            self.session.close()
+            self.session.guard(self.session.close, "closing")
 
     def __enter__(self) -> Watch:
         self.session.start()
@@ -205,17 +206,6 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _read_config(self) -> None:
-        """Use the thresholds of the file that GPUWATCH_CONFIG names, if it names one."""
-        path = os.environ.get("GPUWATCH_CONFIG")
-        if path and _made <= 1:
-            try:
-                from gpuwatch.config import read_config
-
-                account.site_thresholds = read_config(Path(path)).thresholds
-            except Exception as error:
-                self.session.failed("reading the configuration", error)
 
     def _at_exit(self) -> None:
         if os.getpid() == self.identity.pid:
@@ -311,6 +301,13 @@ def open_session() -> Session | None:
 def is_set(name: str) -> bool:
     """Whether an environment variable is set to anything but 0, false or no."""
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no")
+
+
+def _read_config(path: Path) -> None:
+    """Use the thresholds of this file."""
+    from gpuwatch.config import read_config
+
+    account.site_thresholds = read_config(path).thresholds
 
 
 def records_here() -> bool:

@@ -6,6 +6,7 @@ Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's docum
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -13,10 +14,12 @@ from gpuwatch.host.proc import PROC, optional, read, text_of
 
 SYS = Path("/sys")
 _NO_LIMIT = 1 << 60  # version 1's "no limit" is an impossible size
-_LIMIT = ("memory.max", "memory.limit_in_bytes")
-_USED = ("memory.current", "memory.usage_in_bytes")
-_PEAK = ("memory.peak", "memory.max_usage_in_bytes")
-_KILLS = ("memory.events", "memory.oom_control")  # files of versions 2 and 1
+_BYTES = {
+    "limit": ("memory.max", "memory.limit_in_bytes"),
+    "used": ("memory.current", "memory.usage_in_bytes"),
+    "peak": ("memory.peak", "memory.max_usage_in_bytes"),
+}
+_KILLS = ("memory.events", "memory.oom_control")  # files of versions 2 and 1, as in the table above
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -119,20 +122,13 @@ def counts_those_within(folder: Path) -> bool:
     return (folder / _KILLS[0]).exists()
 
 
-def limit_bytes(folder: Path) -> int | None:
-    """Return a group's own memory limit; None for none."""
-    limit = _number(folder, _LIMIT)
-    return limit if limit is not None and limit < _NO_LIMIT else None
+def memory_bytes(folder: Path, what: Literal["limit", "used", "peak"]) -> int | None:
+    """Return a group's own memory limit, the memory in use, page cache included, or its peak.
 
-
-def used_bytes(folder: Path) -> int | None:
-    """Return a group's memory in use, page cache included."""
-    return _number(folder, _USED)
-
-
-def peak_bytes(folder: Path) -> int | None:
-    """Return a group's peak memory; None for one that is gone, and before Linux 5.19 in version 2."""
-    return _number(folder, _PEAK)
+    None for no limit ("max" in version 2), a group that is gone, and the peak before Linux 5.19 in version 2.
+    """
+    numbers = (optional(read, f"{folder}/{name}", int) for name in _BYTES[what])
+    return next((number for number in numbers if number is not None and number < _NO_LIMIT), None)
 
 
 def _cores(folder: Path) -> float | None:
@@ -145,18 +141,12 @@ def _cores(folder: Path) -> float | None:
 
 
 def _room(folder: Path) -> MemoryRoom | None:
-    limit, used = limit_bytes(folder), used_bytes(folder)
+    limit, used = memory_bytes(folder, "limit"), memory_bytes(folder, "used")
     if limit is None or used is None:
         return None
     counts = _counts(f"{folder}/memory.stat")
     cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # with its children, in version 1
     return MemoryRoom(max(0, limit - used + cache), limit, used, folder)
-
-
-def _number(folder: Path, names: Sequence[str]) -> int | None:
-    """Return the number in the first of these files that has one ("max" is none)."""
-    numbers = (optional(read, f"{folder}/{name}", int) for name in names)
-    return next((number for number in numbers if number is not None), None)
 
 
 def _counts(path: str) -> dict[str, int]:

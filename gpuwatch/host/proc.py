@@ -89,13 +89,8 @@ def cpu_times_s(procfs: Path = PROC) -> tuple[float, float]:
 
 
 def memory_bytes(procfs: Path = PROC) -> dict[str, int]:
-    """Return the node's memory by the kernel's names, e.g. MemTotal and MemAvailable. Source: /proc/meminfo, proc(5)."""
+    """Return the node's memory by the kernel's names, e.g. MemTotal, and MemAvailable without swapping. Source: /proc/meminfo, proc(5)."""
     return read(f"{procfs}/meminfo", parse_kib)
-
-
-def memory_available_bytes(procfs: Path = PROC) -> int:
-    """Return the memory that can be had without swapping."""
-    return read(f"{procfs}/meminfo", lambda text: parse_kib(text)["MemAvailable"])
 
 
 def oom_kills_on_node(procfs: Path = PROC) -> int | None:

@@ -142,11 +142,8 @@ class PieceReader:
             self._met_ns, self._is_anchored = at_ns, not piece.follows
             return None, at_ns, 0 if piece.follows else None
         age_ns = at_ns - self._met_ns
-        if (
-            before_ns is not None
-            and age_ns < RELIED_ON_NS
-            and not (piece.detailed or piece.follows or self._works_in_fetch)
-        ):
+        is_plain = not (piece.detailed or piece.follows or self._works_in_fetch)
+        if before_ns is not None and age_ns < RELIED_ON_NS and is_plain:
             self._met_ns, self._is_anchored = at_ns, True
             return before_ns, at_ns, max(0, at_ns - before_ns)
         passed_ns = max(0, self._events.elapsed_ns(piece.previous, piece.batch))

@@ -150,8 +150,8 @@ class DeviceTimeline:
         """A number from 0 to 1 for the piece that begins: evenly spread over any run of pieces, and over every n-th of them."""
         return (self._begun * 0x9E3779B1 & 0xFFFFFFFF) / 2**32
 
-    def _move_batch(self, piece: Piece, at_ns: int) -> Any:
-        """Record the piece's batch event now; return it."""
+    def _move_batch(self, piece: Piece, at_ns: int) -> None:
+        """Record the piece's batch event now."""
         if piece.previous is None and piece.follows:
             piece.previous, piece.batch = piece.batch, self._events.record(None)
         else:
@@ -161,7 +161,6 @@ class DeviceTimeline:
         piece.begin_ns = piece.copies_until_ns = at_ns
         if self._aside_copies:
             piece.asides, self._aside_copies = [*piece.asides, *self._aside_copies], []
-        return piece.batch
 
     @breaks
     def copy_begins(self, at_ns: int, follows: bool, in_fetch: bool = False) -> Any | None:

@@ -28,9 +28,8 @@ class Timeline:
         self.entries: list[tuple[Any, ...]] = []
         self._at = 0  # how many of `entries` are booked
         self._made: list[StepRecord] = []
-        self._levels: list[
-            tuple[str | None, Carry]
-        ] = []  # open phases and nested loops (None), with the steps around them
+        # Open phases and nested loops (None), with the steps around them.
+        self._levels: list[tuple[str | None, Carry]] = []
         self._carry = Carry()
         # Entries from the oldest piece on that the device has not finished: they are booked once its times are known.
         self._held: deque[tuple[Any, ...]] = deque()
@@ -269,8 +268,7 @@ class Timeline:
 
 def _state_in(names: list[str | None]) -> str:
     """Return the state of time between steps within these phases and nested loops (None), outermost first."""
-    name = next((name for name in reversed(names) if name is not None), None)
-    return states.OTHER if name is None else states.phase_state(name)
+    return states.phase_state(next((name for name in reversed(names) if name is not None), ""))
 
 
 def _waits(entry: tuple[Any, ...]) -> bool:

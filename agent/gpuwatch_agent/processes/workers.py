@@ -152,9 +152,9 @@ def group_samples(runs: Sequence[Run], table: ProcessTable) -> Iterator[Sample]:
         seen.add(key)
         values: dict[str, float | None] = {}
         if memory:
-            limits = [limit for folder in memory if (limit := cgroup.limit_bytes(folder)) is not None]
+            limits = [limit for folder in memory if (limit := cgroup.memory_bytes(folder, "limit")) is not None]
             values["gpuwatch_run_memory_limit_bytes"] = min(limits, default=None)
-            values["gpuwatch_run_memory_used_bytes"] = cgroup.used_bytes(memory[0])
+            values["gpuwatch_run_memory_used_bytes"] = cgroup.memory_bytes(memory[0], "used")
             values["gpuwatch_run_oom_kills_total"] = cgroup.kills_in(memory[0])
         for resource in ("cpu", "io", "memory") if unified else ():
             waited_s = proc.optional(proc.pressure_s, unified[0] / f"{resource}.pressure")
@@ -225,7 +225,7 @@ class OomWatch:
             counting = folders if cgroup.counts_those_within(folders[0]) else folders[:1]
             kills = {folder: count for folder in counting if (count := cgroup.kills_in(folder)) is not None}
             room = self._table.memory_room(pid)
-            peak = None if room is None else cgroup.peak_bytes(room.folder)
+            peak = None if room is None else cgroup.memory_bytes(room.folder, "peak")
             known[folders[0]] = _Group(kills, folders[0], room, peak)
         return known[folders[0]]
 
@@ -234,7 +234,7 @@ class OomWatch:
         if kills <= 0:
             return None
         rooms = [each.group.room for each in seen if each.group.room is not None]
-        last_peak = cgroup.peak_bytes(rooms[-1].folder) if rooms else None
+        last_peak = cgroup.memory_bytes(rooms[-1].folder, "peak") if rooms else None
         return MemoryKills(
             where=where,
             kills=kills,

@@ -462,9 +462,9 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     wait = waited(window, thresholds)
     if wait is None or not window.bounded_by_optimizer:
         return None
-    place = window.fetch_place
+    place, workers = window.fetch_place, window.workers
     ahead = "make batches ahead (a DataLoader with num_workers, a thread), and log every N steps"
-    if (workers := window.workers) is not None:
+    if workers is not None:
         ahead = f"a thread takes batches from a DataLoader over {window.loader.dataset} with num_workers={workers}: give it more"
     batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
     text = f"{{}} of the time passed between an optimizer step and the next forward pass ({wait.mean})"

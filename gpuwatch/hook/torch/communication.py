@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from gpuwatch.hook.batches import tensors
 from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.patches import remove_hooks
 from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.events import COMM, IN_STEP
 from gpuwatch.wire import MAX_GROUPS, Collective
@@ -62,9 +63,7 @@ class CommunicationWatch:
 
     def remove(self) -> None:
         """Take back hooks."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        remove_hooks(self._handles)
 
     def _forward(self, module: Any, inputs: Any, output: Any) -> None:
         self._pending = False  # a backward pass that has failed says nothing of the next one
@@ -106,11 +105,9 @@ class CommunicationWatch:
         recorder = self._recorder
         if recorder.doing() is not IN_STEP:
             return False
-        return (
-            recorder.active_timeline is not None
-            if self._on_device
-            else recorder.active_timeline is None and recorder.thread == get_ident()
-        )
+        if self._on_device:
+            return recorder.active_timeline is not None
+        return recorder.active_timeline is None and recorder.thread == get_ident()
 
 
 def _engine() -> Any:

@@ -11,8 +11,8 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
-from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, after_each_optimizer_step
-from gpuwatch.hook.torch.patches import Patches
+from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, at_each_optimizer_step
+from gpuwatch.hook.torch.patches import Patches, remove_hooks
 from gpuwatch.hook.torch.stream_waits import StreamWaits
 from gpuwatch.hook.torch.transfers import READS, TransferWatch
 from gpuwatch.ledger.device_pieces import Events
@@ -130,7 +130,7 @@ class TorchHooks:
         recorder, torch = self._recorder, sys.modules.get("torch")
         timeline, framework = recorder.timeline, asynchronous_framework()
         if framework is not None and self._torch_hook is None:
-            self._torch_hook = after_each_optimizer_step(torch_steps.note)
+            self._torch_hook = at_each_optimizer_step(torch_steps.note)
         if not self._device_events or recorder.device_failed or not (timeline is None or timeline.is_astray):
             return
         # A torch that only pins another framework's batches sets CUDA up too, and allocates nothing on it.
@@ -148,7 +148,7 @@ class TorchHooks:
         if self._transfers is not None:
             self._transfers.also(READS)
         if self._optimizer_hook is None:
-            self._optimizer_hook = after_each_optimizer_step(self._recorder.launched)
+            self._optimizer_hook = at_each_optimizer_step(self._recorder.launched)
 
     def remove_all(self, in_training_thread: bool) -> None:
         """Remove every hook. The device is polled a last time in the training thread only."""
@@ -162,8 +162,7 @@ class TorchHooks:
             self._transfers.remove_all()
         for hooked in (self._compiling, self.optimizer, self.communication, self._streams, self.phases):
             hooked.remove()
-        for hook in filter(None, (self._optimizer_hook, self._torch_hook)):
-            hook.remove()
+        remove_hooks(list(filter(None, (self._optimizer_hook, self._torch_hook))))
         self._optimizer_hook = self._torch_hook = None
 
     def _leave_accelerate(self) -> None:

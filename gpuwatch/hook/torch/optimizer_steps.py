@@ -9,9 +9,10 @@ import sys
 import threading
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import Any, Literal
 
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
+from gpuwatch.hook.torch.patches import remove_hooks
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
@@ -44,20 +45,20 @@ class OptimizerSteps:
 
     def install(self) -> None:
         """Count from now on, once torch's optimizers are loaded."""
-        if not self._hooks and (hook := after_each_optimizer_step(self.stepped)) is not None:
+        if not self._hooks and (hook := at_each_optimizer_step(self.stepped)) is not None:
             self._hooks.append(hook)
 
     def remove(self) -> None:
         """Leave torch as it was."""
-        _remove(self._hooks)
-        _remove(self._first_hooks)
+        remove_hooks(self._hooks)
+        remove_hooks(self._first_hooks)
         self._leave_forward()
 
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
         self._recorder.end_gap(0)
         self._pass = 0
-        return _remove(self._forward_hooks)
+        return remove_hooks(self._forward_hooks)
 
     def end(self, now_ns: int) -> None:
         """The run ends. What followed the last optimizer step was no step."""
@@ -72,22 +73,22 @@ class OptimizerSteps:
 
     def first_step(self, of_pass: object) -> bool:
         """A pass has its first batch; return whether `evaluates` can tell, after its first step, that it is an evaluation."""
-        _remove(self._first_hooks)
+        remove_hooks(self._first_hooks)
         self._pass_began, self._evaluates = (of_pass, self.count), False
         if self.count:
             register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
-            self._first_hooks.append(register(lambda module, _: self._guarded(lambda: self._note_call(module))))
+            self._first_hooks.append(register(lambda module, _: self._guarded(self._note_call, module)))
         return bool(self.count)
 
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer."""
         if self._pass_began[0] is of_pass:
-            _remove(self._first_hooks)  # no module was called
+            remove_hooks(self._first_hooks)  # no module was called
         return self._evaluates and self._pass_began == (of_pass, self.count)
 
     def _note_call(self, module: Any) -> None:
         if self._recorder.thread == get_ident():
-            _remove(self._first_hooks)  # none stays while a compiled model runs
+            remove_hooks(self._first_hooks)  # none stays while a compiled model runs
             self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
 
     @property
@@ -101,14 +102,14 @@ class OptimizerSteps:
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """End the open step, if it is bounded by this, and begin the next one. (Torch passes its arguments too.)"""
-        self._guarded(lambda: self._step(id(optimizer)))
+        self._guarded(self._step, id(optimizer))
 
-    def _guarded(self, call: Callable[[], None]) -> None:
+    def _guarded(self, call: Callable[..., None], *arguments: object) -> None:
         """Call it. After an error nothing is done any more: training goes on without."""
         if self._has_failed:
             return
         try:
-            call()
+            call(*arguments)
         except Exception as error:
             self._has_failed = True
             self._recorder.failed("bounding steps by the optimizer", error)
@@ -134,7 +135,7 @@ class OptimizerSteps:
                 recorder.end_part(now)
                 self.end(now)
             if len(self._hooks) == 1:
-                self._hooks.append(_around_optimizer_steps("pre", lambda *_: self._guarded(self._begin_bare)))
+                self._hooks.append(at_each_optimizer_step(lambda *_: self._guarded(self._begin_bare), "pre"))
         recorder.end_step(now)
         recorder.begin_step(self._owner, now)
         self._bounded_by = optimizer
@@ -142,10 +143,8 @@ class OptimizerSteps:
             recorder.begin_part(DATA_WAIT, now)
         modules = sys.modules["torch.nn.modules.module"]
         self._forward_hooks = [
-            modules.register_module_forward_pre_hook(
-                lambda module, _: self._guarded(lambda: self._begin_forward(module))
-            ),
-            modules.register_module_forward_hook(lambda module, *_: self._guarded(lambda: self._end_forward(module))),
+            modules.register_module_forward_pre_hook(lambda module, _: self._guarded(self._begin_forward, module)),
+            modules.register_module_forward_hook(lambda module, *_: self._guarded(self._end_forward, module)),
         ]
 
     def _begin_forward(self, module: Any) -> None:
@@ -193,20 +192,8 @@ class OptimizerSteps:
             self._recorder.begin_gap(self._recorder.clock())
 
 
-def after_each_optimizer_step(call: Callable[..., None]) -> Any | None:
-    """Have this called after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
-    return _around_optimizer_steps("post", call)
-
-
-def _remove(hooks: list[Any]) -> bool:
-    """Remove these hooks of torch's; return whether there was any."""
-    was_any = bool(hooks)
-    while hooks:
-        hooks.pop().remove()
-    return was_any
-
-
-def _around_optimizer_steps(when: str, call: Callable[..., None]) -> Any | None:
+def at_each_optimizer_step(call: Callable[..., None], when: Literal["pre", "post"] = "post") -> Any | None:
+    """Have this called before or after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
     optimizer: Any = sys.modules.get("torch.optim.optimizer")
     register = getattr(optimizer, f"register_optimizer_step_{when}_hook", None)
     return None if register is None else register(call)

@@ -61,6 +61,14 @@ class Patches:
                 setattr(owner, name, before)
 
 
+def remove_hooks(handles: list[Any]) -> bool:
+    """Remove these hooks of torch's; return whether there was any."""
+    was_any = bool(handles)
+    while handles:
+        handles.pop().remove()
+    return was_any
+
+
 def say_once(message: str) -> None:
     """Log a warning, once in this process."""
     if message not in _said:

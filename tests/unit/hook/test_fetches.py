@@ -80,17 +80,17 @@ def test_batches_of_faster_workers_are_not_ready_while_the_next_one_is_missing()
     slow, evidence = OutOfOrder([3, 3, 3]), FetchEvidence()
     fetch = evidence.counting(slow)
     slow._data_queue.size = 3
-    assert (fetch(), evidence.ready, evidence.empty, evidence.out_of_order) == (1, 0, 1, 1)
+    assert (fetch(), evidence.ready_batches, evidence.empty_fetches, evidence.out_of_order) == (1, 0, 1, 1)
 
     # A single later batch is one that came before its turn by chance: two workers of the same speed deliver so at every other fetch.
     even, evidence = OutOfOrder([1] * 4), FetchEvidence()
     fetch = evidence.counting(even)
     even._data_queue.size = 1
-    assert (fetch(), evidence.empty, evidence.out_of_order) == (1, 1, 0)
+    assert (fetch(), evidence.empty_fetches, evidence.out_of_order) == (1, 1, 0)
 
     # The queue is empty, and what the faster workers have made is out of it already.
     late, evidence = Workers([0] * 4, early=frozenset({1, 2})), FetchEvidence()
-    assert (evidence.counting(late)(), evidence.empty, evidence.out_of_order) == (1, 1, 1)
+    assert (evidence.counting(late)(), evidence.empty_fetches, evidence.out_of_order) == (1, 1, 1)
 
 
 def test_loaders_that_take_turns_are_both_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,11 @@ def test_of_loaders_that_feed_a_step_the_one_waited_for_is_diagnosed(
     loader, fetches = watch._publisher.accounts.loader, watch._recorder.fetches
     assert loader is not None and (loader.num_workers, loader.dataset) == (0, "float")
     assert loader.wait_ratio == pytest.approx(30 / 31 if order != "now and then" else 300 / 301, abs=0.002)
-    assert fetches.from_workers == 0 and fetches.sampled > 0 and fetches.wall_ns == fetches.sampled * 30 * MS
+    assert (
+        fetches.worker_fetches == 0
+        and fetches.fetches_sampled > 0
+        and fetches.wall_ns == fetches.fetches_sampled * 30 * MS
+    )
     report = watch.report()
     finding = next(each for each in report.findings if each.cause == "input_single_process")
     assert finding.advice.startswith("of the loaders that feed a step, the one over float (num_workers=0): ")
@@ -158,7 +162,7 @@ def test_of_loaders_that_feed_a_step_the_one_waited_for_is_diagnosed(
     for _ in watch.steps(Fast([1, 1])):  # alone, it is the one that counts
         pass
     turn(watch)
-    assert fetches.from_workers == 3 and watch._publisher.accounts.loader.wait_ratio is None  # type: ignore[union-attr]
+    assert fetches.worker_fetches == 3 and watch._publisher.accounts.loader.wait_ratio is None  # type: ignore[union-attr]
     watch.close()
 
 
@@ -176,7 +180,7 @@ def test_a_queue_that_cannot_tell_is_not_asked_again_at_every_step_and_hurts_nob
     later, evidence = Workers([1, 1]), FetchEvidence()
     fetch = evidence.counting(later)
     later._data_queue.fails = True
-    assert [fetch(), fetch()] == [1, 2] and evidence.from_workers == 0
+    assert [fetch(), fetch()] == [1, 2] and evidence.worker_fetches == 0
     with pytest.raises(StopIteration):
         fetch()
 

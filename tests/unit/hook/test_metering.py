@@ -131,7 +131,7 @@ def test_a_dear_hook_thins_its_device_events_and_its_looks_but_never_its_account
     assert line.counts.steps == 40_000, "every step is counted"
     assert line.ledger.sum_ns == line.ledger.watermark_ns - line.ledger.start_ns
     assert line.counts.device_steps < 0.5 * line.counts.steps
-    assert rig.watch._recorder.fetches.sampled < 40_000 / 32 / 2 / 4
+    assert rig.watch._recorder.fetches.fetches_sampled < 40_000 / 32 / 2 / 4
     report = rig.watch.report()
     assert report.coverage == pytest.approx(line.counts.device_steps / line.counts.steps)
     assert f"device events on {percent(report.coverage)} of the steps" in str(report)

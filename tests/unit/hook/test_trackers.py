@@ -402,7 +402,7 @@ def test_a_training_hands_over_in_its_own_thread_between_two_steps(monkeypatch: 
 
 def test_without_a_log_nothing_is_called_after_a_batch() -> None:
     watch = gpuwatch.Watch(quiet=True)
-    assert not watch.session._live and not watch.session.publisher.live
+    assert not watch.session.publisher.live
     watch.close()
 
 

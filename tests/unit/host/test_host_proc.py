@@ -24,7 +24,7 @@ def test_what_a_process_has_of_its_own(tmp_path: Path) -> None:
 
 def test_memory_that_can_be_had(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemFree: 100 kB\nMemAvailable: 3000 kB\n")
-    assert procfs.memory_available_bytes(tmp_path) == 3000 << 10
+    assert procfs.memory_bytes(tmp_path)["MemAvailable"] == 3000 << 10
 
 
 @pytest.mark.parametrize(("listed", "cores"), [("0-15", 16), ("3", 1), ("0-1,4,6-7", 5)])
