@@ -2,6 +2,7 @@
 
 from gpuwatch.commands.agent import agent
 from gpuwatch.commands.demo import demo
+from gpuwatch.commands.digest import digest
 from gpuwatch.commands.doctor import doctor
 from gpuwatch.commands.grafana import grafana
 from gpuwatch.commands.report import compare, report
@@ -12,4 +13,4 @@ from gpuwatch.commands.top import top
 from gpuwatch.commands.tune import tune
 from gpuwatch.commands.up import dashboard, up
 
-COMMANDS = (up, top, run, agent, dashboard, demo, rules, grafana, doctor, tune, report, compare, stacks)
+COMMANDS = (up, top, run, agent, dashboard, demo, rules, grafana, doctor, tune, report, compare, digest, stacks)

@@ -18,6 +18,7 @@ BUSY_UNATTRIBUTED, HELD_IDLE = "busy_unattributed", "held_idle"
 WITHOUT_PROCESS = UNALLOCATED, FREE, ALLOCATED_UNUSED = ("unallocated", "free", "allocated_unused")
 # a run's, without a hook, and without a process
 GPU_STATES = (*RUN_STATES, BUSY_UNATTRIBUTED, HELD_IDLE, *WITHOUT_PROCESS)
+LOST_KINDS = ("starved", "idle", "stalled")  # of what the recording rules keep: time that is paid for and not used
 ENERGY_KINDS = {
     "working": (COMPUTE, EVAL, BUSY_UNATTRIBUTED),
     "waiting": (INPUT_WAIT, TRANSFER, HOST_WAIT, COMM_WAIT, CHECKPOINT, COMPILE, STARTUP, STALLED),

@@ -66,6 +66,9 @@ def recorded(shares: list[Share], price: float | None = None, silent: Sequence[s
             add("gpuwatch_gpu_owner_info", 1.0, gpu=index, UUID=f"GPU-{share.run}-{gpu}", **owner)
         if share.cause:
             add("gpuwatch_finding_evidence_ratio", 0.5, run=share.run, cause=share.cause)
+            add("gpuwatch_finding_evidence_ratio", 0.3, run=share.run, cause="host_bound")
+            add("gpuwatch_finding_info", 1.0, run=share.run, cause=share.cause, advice=f"mend {share.cause}")
+            add("gpuwatch_finding_info", 1.0, run=share.run, cause="host_bound", advice="mend another thing")
         states = "owner_state:gpuwatch_gpu_seconds:rate5m"
         by_state = {"input_wait": "starved", "held_idle": "idle", "stalled": "stalled", "compute": "useful"}
         for state in GPU_STATES:

@@ -1,10 +1,11 @@
 """Panels about a node and its agent."""
 
+from gpuwatch.ledger.states import LOST_KINDS
 from gpuwatch_dashboards.panels.gpu import ONLY_FULL
 from gpuwatch_dashboards.panels.panel import Curve, Panel, alerts, detail, line, stack, stat, table
 from gpuwatch_dashboards.query import Match, Query
 
-LOST = "starved|idle|stalled"  # kinds of GPU time that is paid for and not used
+LOST = "|".join(LOST_KINDS)
 _NODE = 'instance=~"$instance"'
 _CPU = "gpuwatch_cpu_seconds_total"
 _SHM_USED, _SHM_SIZE = "gpuwatch_shm_used_bytes", "gpuwatch_shm_size_bytes"

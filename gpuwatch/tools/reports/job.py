@@ -79,7 +79,7 @@ def _closed(counted: Mapping[str, float], numbers: Mapping[str, float]) -> dict[
     return {state: seconds for state, seconds in states.items() if seconds > 1e-3}
 
 
-def _gpus(held: Mapping[str, Any]) -> list[str]:
+def held_lines(held: Mapping[str, Any]) -> list[str]:
     """Return the lines about what was held: see `of_runs`."""
     hours, joules = {"all": 0.0, **held.get("gpu_hours", {})}, held.get("energy_joules")
     kinds = sorted(((spent, kind) for kind, spent in hours.items() if kind != "all" and spent), reverse=True)
@@ -121,7 +121,7 @@ def job_text(job: Mapping[str, Any]) -> str:
         lines.append(f"  steps   {job['steps']:,}, of which {redone} redone{lost}")
     elif (elsewhere := job.get("redone_elsewhere_steps")) is not None and has_numbers:
         lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
-    lines += _gpus(job)
+    lines += held_lines(job)
     if restart := sorted(job.get("restart", {}).items(), key=lambda item: -item[1]):
         lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in restart))
     for found in job.get("findings", ()):
