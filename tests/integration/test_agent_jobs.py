@@ -124,7 +124,7 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     own_s = pytest.approx(
         again[-1] - times[0], rel=0.002, abs=0.1
     )  # by the programs' own clock; s: up to the last batch asked for
-    assert sum(states.values()) == own_s and end - times[0] < 1.5 + again[-1] - times[0]
+    assert sum(states.values()) == own_s and end - times[0] < 5 + again[-1] - times[0]
     assert resumed - killed - 0.1 < states["down"] < resumed - killed + 1.5  # up to a second was not yet sent
     assert 0 < states["restart"] < end - resumed
     assert states["redone"] == pytest.approx(again[20] - again[0], abs=0.3)  # it is split by steps within a message
@@ -232,7 +232,7 @@ def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path
     assert (job["steps"], job["redone_steps"], job["lost_steps"]) == (60, 10, 0)
     begin_s, end_s = (float((tmp_path / f"0-{name}").read_text()) for name in ("begin-0", "end"))
     assert sum(job["states"].values()) == pytest.approx(
-        end_s - begin_s, rel=0.002, abs=0.03
+        end_s - begin_s, rel=0.002, abs=0.1
     )  # s: two clocks, read one after the other
 
 
