@@ -19,8 +19,7 @@ from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Proper
 from gpuwatch.alerting.render import RUNBOOKS
 from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, UNITS, VERMILLION, Look
 from gpuwatch_dashboards.grafana import CHECKOUT, DATASOURCE, text
-from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
-from gpuwatch_dashboards.panels.panel import Curve, Severity, title_of
+from gpuwatch_dashboards.panels import GROUPS, Curve, Panel, Severity, live_panels, title_of
 from gpuwatch_dashboards.query import Scope, render
 
 FLEET, NODE, RUN = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"

@@ -12,7 +12,7 @@ import yaml
 
 from gpuwatch.alerting.render import groups, render
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
-from gpuwatch_dashboards.panels.run import RUN
+from gpuwatch_dashboards.panels import BY_KEY
 from tests.servers import require
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -374,7 +374,7 @@ def test_alertmanager_configuration() -> None:
 
 def test_a_run_s_goodput_is_its_job_s_where_the_scheduler_calls_that_otherwise(tmp_path: Path) -> None:
     """GPUWATCH_JOB=llm-7 in Slurm's job 4711."""
-    [panel] = [panel for panel in RUN if panel.key == "run_goodput"]
+    panel = BY_KEY["run_goodput"]
     [curve] = panel.curves
     series = [
         {"series": 'job_id:gpuwatch_job_goodput:ratio{job="gpuwatch",job_id="llm-7"}', "values": "0.3x5"},

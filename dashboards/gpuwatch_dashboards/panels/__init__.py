@@ -1,25 +1,180 @@
-"""The panels by group, for the Streamlit pages, the Grafana dashboards and `gpuwatch top`.
+"""The panels by group, for the Streamlit pages, the Grafana dashboards and `gpuwatch top`: one type for all three.
 
-To add a panel, add it to a group's list (run.py, gpu.py, node.py, fleet.py). To add a group, add its list here.
+Each is an entry of fleet.yml, run.yml, gpu.yml, node.yml or agent.yml, with the fields of `Panel` that are not as by default,
+and `curves`: PromQL, or what `curve` takes. `${name}` is a text of texts.yml. `for_each` repeats an entry, each time with
+texts of its own; a column or curve that they leave empty is left out.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-from gpuwatch_dashboards.panels.fleet import FLEET
-from gpuwatch_dashboards.panels.gpu import GPU
-from gpuwatch_dashboards.panels.node import AGENT, NODE
-from gpuwatch_dashboards.panels.panel import Curve, Panel
-from gpuwatch_dashboards.panels.run import RUN
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-GROUPS: dict[str, tuple[Panel, ...]] = {"fleet": FLEET, "run": RUN, "gpu": GPU, "node": NODE, "agent": AGENT}
+import yaml
+
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.ledger.states import LOST_KINDS
+from gpuwatch.metrics import BY_NAME
+from gpuwatch.tools.reports.display import UNITS, Unit
+from gpuwatch_dashboards.query import Match, Query
+
+Kind = Literal["lines", "stack", "stat", "table"]
+Severity = Literal["warning", "critical"]
+_TITLES = {
+    "alertname": "Alert", "instance": "Node", "job_id": "Job", "gpu": "GPU", "UUID": "UUID", "timeline": "Clock",
+    "workload_namespace": "Namespace", "workload_pod": "Pod", "workload_container": "Container", "version": "gpuwatch",
+    "world_size": "Ranks", "num_workers": "Loader workers", "GPU_I_ID": "MIG instance", "GPU_I_PROFILE": "Profile",
+}  # fmt: skip
+_PARTS = ("state", "phase")  # A quotient by these labels is a share: its divisor is the sum over them
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One query of a panel, `live`, `promql` or both: a line for each set of its labels, or a column of a table."""
+
+    legend: str = ""
+    """With labels in braces: "read {device}"; a single label of `display.LOOKS` is shown by its name there. Of a table:
+    the title of the value's column (empty: the value is not shown)."""
+    promql: str = ""
+    """For Prometheus instead of `live`, with Grafana's variables (`$instance`, `$__range`) and recorded series."""
+    unit: Unit | None = None  # None: the panel's
+    live: Query | None = None  # for agents and Prometheus. None: only Prometheus can answer, by `promql`.
+    dashed: bool = False  # marks a limit of the other lines
+    over_stack: bool = False  # draws a line over the panel's stack instead of a part of it
+
+    @property
+    def query(self) -> Query:
+        """Return the query for an agent. Raises TypeError where only Prometheus can answer."""
+        if self.live is None:
+            raise TypeError(f"{self.promql}: only Prometheus can answer this")
+        return self.live
+
+
+def curve(
+    legend: str = "",
+    metric: str = "",
+    over: str = "",
+    where: Sequence[str] = (),
+    by: Sequence[str] | None = None,
+    greatest: bool = False,
+    total: bool = False,
+    **more: Any,
+) -> Curve:
+    """Return a curve; with `metric` agents and Prometheus answer it: the metric, or its quotient `over` another one.
+
+    It is by the labels of its legend, unless `by` names others; GPUs are distinguished by UUID, too. Of a quotient by state
+    or phase the divisor is the sum over all of them. `where` is a condition: label, operator, value. `greatest` and `total`
+    are those of `Query`, `more` those of `Curve`.
+    """
+    if not metric:
+        return Curve(legend, **more)
+    labels = tuple(re.findall(r"\{(\w+)\}", legend.replace("{gpu}", "{gpu}{UUID}")) if by is None else by)
+    divisor = Query(over, tuple(label for label in labels if label not in _PARTS)) if over else None
+    matches: Any = (Match(*where),) if where else ()  # type: ignore[arg-type]  # of three texts
+    return Curve(legend, live=Query(metric, labels, matches, divisor, greatest, total), **more)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Everything that Streamlit, Grafana and `gpuwatch top` need to show a panel."""
+
+    key: str
+    title: str
+    question: str
+    curves: tuple[Curve, ...]
+    unit: Unit  # by default that of the first curve's metric, else a number
+    kind: Kind = "lines"
+    columns: tuple[str, ...] = ()
+    sort: str = ""  # title of the column that sorts a table, largest value first
+    maximum: float | None = None  # upper end of the axis; None: of the data. The lower end is always 0.
+    warning: str = ""
+    critical: str = ""  # fields of `gpuwatch.diagnosis.thresholds`, from whose values on it warns; empty: none
+    empty: str = "No samples in this time range."  # shown instead of an empty panel: the reason, or what to do
+    runbook: str = ""  # the alert whose runbook it links to
+    repeat: str = ""  # Grafana draws it once for each value of this variable
+    width: int = 8  # approximate, of Grafana's 24 columns: each line of panels is stretched to fill them. A stat's: 3.
+    more: bool = (
+        False  # A detail, as every stat: on the page "Live" only after "More panels", to keep it short and fast
+    )
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Panel:
+        """Return the panel of an entry of a group. Raises TypeError for a field that it does not have."""
+        fields = {"more": True, "width": 3, **entry} if entry.get("kind") == "stat" else dict(entry)
+        curves = [Curve(promql=each) if isinstance(each, str) else curve(**each) for each in entry["curves"] if each]
+        fields["curves"], fields["columns"] = tuple(curves), tuple(filter(None, entry.get("columns", ())))
+        if "unit" not in entry:
+            fields["unit"] = "1" if curves[0].live is None else unit_of(curves[0].live)
+        return cls(**fields)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether an agent can answer all of it."""
+        return all(curve.live is not None for curve in self.curves)
+
+    def thresholds(self, own: Thresholds | None = None) -> list[tuple[float, Severity]]:
+        """Return the values from which on it warns, by a site's thresholds (None: the defaults)."""
+        named: tuple[tuple[str, Severity], ...] = ((self.warning, "warning"), (self.critical, "critical"))
+        return [(float(getattr(own or THRESHOLDS, name)), severity) for name, severity in named if name]
+
+
+def title_of(label: str) -> str:
+    return _TITLES.get(label, label.capitalize())
+
+
+def unit_of(query: Query) -> Unit:
+    """Return the unit of a query's values, from the metrics' units. Raises KeyError for one that no panel can have."""
+    unit: str = BY_NAME[query.metric].unit
+    if query.over is not None:
+        divisor = BY_NAME[query.over.metric].unit
+        of_same_kind = query.is_rate == query.over.is_rate
+        if unit == divisor if of_same_kind else (unit, divisor) == ("seconds", "count"):
+            return "ratio"
+        if divisor != "count" or not of_same_kind:
+            raise KeyError(f"no panel has a unit for {unit} over {divisor}")
+    is_rate = query.over is None and (query.is_rate or query.metric.endswith("_per_second"))
+    return {shown.rate_of if is_rate else shown.metric: name for name, shown in UNITS.items()}[unit]
+
+
+def _parsed(name: str) -> Any:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(Path(__file__).with_name(f"{name}.yml").read_text("utf-8"), loader)
+
+
+_TEXTS = {"lost": "|".join(LOST_KINDS), **_parsed("texts")}
+
+
+def with_texts(value: Any, texts: Mapping[str, str]) -> Any:
+    """Return a value with its texts filled in. Raises KeyError for a name that none has."""
+    if isinstance(value, dict):
+        return {key: with_texts(each, texts) for key, each in value.items()}
+    if isinstance(value, list):
+        return [with_texts(each, texts) for each in value]
+    return (
+        re.sub(r"\$\{(\w+)\}", lambda name: with_texts(texts[name[1]], texts), value)
+        if isinstance(value, str)
+        else value
+    )
+
+
+def panels(group: str) -> tuple[Panel, ...]:
+    """Return the panels of a file here."""
+    entries = [(entry.pop("for_each", [{}]), entry) for entry in _parsed(group)]
+    return tuple(Panel.of(with_texts(entry, {**_TEXTS, **each})) for repeats, entry in entries for each in repeats)
+
+
+GROUPS: dict[str, tuple[Panel, ...]] = {name: panels(name) for name in ("fleet", "run", "gpu", "node", "agent")}
 PANELS: tuple[Panel, ...] = tuple(panel for group in GROUPS.values() for panel in group)
 BY_KEY: dict[str, Panel] = {panel.key: panel for panel in PANELS}
+_GPU_SECONDS, _EACH_GPU = "gpuwatch_gpu_seconds_total", ("gpu", "UUID")
+GPU_STATES = Query(_GPU_SECONDS, (*_EACH_GPU, "state"), over=Query(_GPU_SECONDS, _EACH_GPU))
+"""Each GPU's shares of time, for the tables of GPUs."""
 
 
 def live_panels(*groups: str) -> Iterator[Panel]:
     """Yield the panels of these groups (default: all) that an agent can answer: those of `gpuwatch top`."""
     for name in groups or GROUPS:
         yield from (panel for panel in GROUPS[name] if panel.is_live)
-
-
-__all__ = ["BY_KEY", "GROUPS", "PANELS", "Curve", "Panel", "live_panels"]

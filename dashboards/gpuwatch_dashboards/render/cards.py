@@ -14,8 +14,7 @@ from gpuwatch.diagnosis.rates import money
 from gpuwatch.formatting import duration
 from gpuwatch.tools.reports.display import SEVERITIES, Unit, display
 from gpuwatch.tools.reports.page import macros
-from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.panels.panel import title_of
+from gpuwatch_dashboards.panels import Panel, title_of
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
 from gpuwatch_dashboards.selection import worst_of

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 from gpuwatch.api import Series, Spread, Steps
 from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, display, scale_for
-from gpuwatch_dashboards.panels import Curve, Panel
-from gpuwatch_dashboards.panels.panel import stack
+from gpuwatch_dashboards.panels import Panel, panels
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, text_card
 from gpuwatch_dashboards.render.charts import GRID, Mark, Option, line_series, time_axis, tooltip
@@ -28,23 +27,7 @@ GAP_MS = 0.001  # after its end a piece is interrupted: at the same moment the t
 ROWS = ("host", "device")
 KINDS: dict[str, Look] = {**PHASES, **WAITS, "host_wait": STATES["host_wait"]}
 
-HOST_STEPS = stack(
-    "steps", "Steps on the host", "s", empty="No step of this run is kept for this time. Steps are kept for seven days."
-).asks("Which phases make up a step's time on the host's clock? Click to zoom in.", Curve("{phase}"))
-DEVICE_STEPS = stack("device_steps", "Steps on the device", "s").asks(
-    "Which states make up a step's time on the device's clock?", Curve("{state}")
-)
-WAITS_PANEL = stack("waits", "Data wait, exposed and hidden", "s").asks(
-    "How much of the host's wait for data did the device wait too (exposed)? Hidden wait costs nothing.",
-    Curve("{wait}"),
-)
-LONGEST = Panel("longest", "Longest data wait", "s").asks(
-    "Which steps are outliers? The longest and the mean of each interval.", Curve("longest"), Curve("mean")
-)
-RANK_STEPS = Panel("rank_steps", "Step time of the ranks", "s").asks(
-    "Is one rank slower than the others, so that they wait for it?", Curve("rank {rank}")
-)
-"""Panels of step records, which only agents keep: they are in no group."""
+HOST_STEPS, DEVICE_STEPS, WAITS_PANEL, LONGEST, RANK_STEPS = panels("steps")
 
 
 def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from gpuwatch.api import Run, Series
 from gpuwatch.api.client import TIMEOUT_S, Get, Params, Prometheus, Vector
 from gpuwatch_dashboards.launch import DEFAULT_AGENT_URL
-from gpuwatch_dashboards.panels.panel import Panel
+from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span, filled, render
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.scraped import MOST_RUNS, names_of, scraped_gpus, scraped_runs

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuwatch.api import Gpu, Points, Run, Series
-from gpuwatch_dashboards.panels import live_panels
-from gpuwatch_dashboards.panels.gpu import GPU_STATES
+from gpuwatch_dashboards.panels import GPU_STATES, live_panels
 from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span
 from gpuwatch_dashboards.selection import in_order, key_of, select
 from gpuwatch_dashboards.sources.agent import AgentSource

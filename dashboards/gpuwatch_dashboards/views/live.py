@@ -8,8 +8,7 @@ import streamlit as st
 
 from gpuwatch.api import Run
 from gpuwatch_dashboards import selection
-from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
-from gpuwatch_dashboards.panels.gpu import GPU_STATES
+from gpuwatch_dashboards.panels import BY_KEY, GPU_STATES, GROUPS, Panel, live_panels
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, read_panels

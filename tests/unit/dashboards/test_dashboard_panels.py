@@ -6,7 +6,9 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -14,8 +16,7 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch.metrics import BY_NAME, CATALOGUE
 from gpuwatch.tools.reports.display import PHASES, STATES
-from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel, live_panels
-from gpuwatch_dashboards.panels.panel import unit_of
+from gpuwatch_dashboards.panels import BY_KEY, PANELS, Kind, Panel, live_panels, unit_of, with_texts
 from gpuwatch_dashboards.query import Match, Query, Scope, Span, filled, render
 
 
@@ -78,7 +79,19 @@ def test_a_threshold_is_a_name_of_the_catalogue() -> None:
     assert BY_KEY["node_shm"].thresholds(Thresholds(shm_used=0.7)) == [(0.7, "warning")]
     assert all(isinstance(value, float) for panel in PANELS for value, _ in panel.thresholds())
     with pytest.raises(AttributeError, match="shm_usde"):
-        Panel("key", "title", warning="shm_usde").thresholds()
+        replace(BY_KEY["node_shm"], warning="shm_usde").thresholds()
+
+
+def test_an_entry_with_a_wrong_field_text_or_kind_is_noticed() -> None:
+    entry = {"key": "a", "title": "A", "question": "Is it?", "curves": [{"metric": "gpuwatch_load1"}]}
+    assert Panel.of(entry).unit == "1" and Panel.of(entry).is_live
+    with pytest.raises(TypeError, match="heigth"):
+        Panel.of({**entry, "heigth": 3})
+    with pytest.raises(TypeError, match="metrik"):
+        Panel.of({**entry, "curves": [{"metrik": "gpuwatch_load1"}]})
+    with pytest.raises(KeyError, match="of_nodes"):
+        with_texts({"question": "${of_nodes}"}, {"of_node": "node"})
+    assert {panel.kind for panel in PANELS} == set(get_args(Kind))
 
 
 def test_every_state_and_phase_has_a_look_of_its_own() -> None:

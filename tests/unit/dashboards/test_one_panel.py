@@ -10,14 +10,14 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+import yaml
 from streamlit.testing.v1 import AppTest
 
 from gpuwatch.api import Series
 from gpuwatch.api.client import Reply
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.panels import GROUPS, Curve, Panel, live_panels
-from gpuwatch_dashboards.panels.panel import line, stat, unit_of
+from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels, unit_of
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.sources import Once, SharedSource
@@ -41,14 +41,16 @@ VALUE = 42.0 * 2**20
 
 
 def live_panel(group: str, key: str = "added") -> Panel:
-    return Panel(key, "Added panel").asks("Is it shown?", line("added line", METRICS[group]))
+    curve = {"legend": "added line", "metric": METRICS[group]}
+    return Panel.of({"key": key, "title": "Added panel", "question": "Is it shown?", "curves": [curve]})
 
 
 def promql_panel(kind: str) -> Panel:
+    added = {"key": "added", "title": "Added panel", "unit": "bytes", "kind": kind, "question": "Is it shown?"}
     if kind == "stat":
-        return stat("added", "Added panel", "bytes").asks("Is it shown?", "sum(added_bytes)")
-    curve = Curve("added line", 'sum by (instance) (added_bytes{instance=~"$instance"})')
-    return Panel("added", "Added panel", "bytes", kind, columns=("instance",)).asks("Is it shown?", curve)  # type: ignore[arg-type]
+        return Panel.of({**added, "curves": ["sum(added_bytes)"]})
+    curve = {"legend": "added line", "promql": 'sum by (instance) (added_bytes{instance=~"$instance"})'}
+    return Panel.of({**added, "columns": ["instance"], "curves": [curve]})
 
 
 def of_json(body: Any) -> Reply:
@@ -219,14 +221,14 @@ def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: py
     assert f'"yAxis": {100 * THRESHOLDS.cores_exhausted}' in option
     changed = object.__new__(type(THRESHOLDS))
     changed.__dict__.update({**vars(THRESHOLDS), "shm_used": 0.7})
-    monkeypatch.setattr("gpuwatch_dashboards.panels.panel.THRESHOLDS", changed)
+    monkeypatch.setattr("gpuwatch_dashboards.panels.THRESHOLDS", changed)
     assert marked() and in_the_dashboard() == 0.7
 
 
 def test_the_panel_of_contributing_works(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    [source] = re.findall(r"```python\n(Panel\(.*?)```", text, re.DOTALL)
-    panel = eval(source, {"Panel": Panel, "line": line})
+    [source] = re.findall(r"```yaml\n(- key: run_files.*?)```", text, re.DOTALL)
+    [panel] = map(Panel.of, yaml.safe_load(source))
     assert [unit_of(curve.query) for curve in panel.curves] == [panel.unit, panel.unit]
     monkeypatch.setitem(GROUPS, "run", (*GROUPS["run"], panel))
     assert f">{panel.title}</h2>" in html(live.page, of_agent()) and panel in live_panels("run")
