@@ -107,13 +107,13 @@ def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
     if lost < thresholds.input_share or len(window.steps) < thresholds.min_steps:
         return None
     return found(
-        "the step itself waits: it sleeps, or waits for a file, the network or a lock",
+        "the step is blocked: it sleeps, or waits for a file, the network or a lock",
         lost,
-        *measured("idle in the step", idle, "in {} of the step no thread of the process has work for a core"),
+        *measured("idle in the step", idle, "no thread of the process is runnable for {} of the step"),
         *place_evidence(window.step_place, "the step"),
         severity="critical" if lost >= thresholds.input_share_critical else "warning",
-        advice="move what waits out of the step, into a thread or to every N steps (logging, uploads, writing files, sleeps); "
-        "a faster device does not shorten it",
+        advice="move blocking calls out of the step, into a thread or to every N steps (logging, uploads, writing files, sleeps); "
+        "a faster device will not help",
         predicted_speedup=speedup_without(lost),
     )
 
@@ -133,7 +133,7 @@ def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
     if utilization is not None and compute - utilization >= thresholds.device_bubbles * max(compute, 1e-9):
         return None
     return found(
-        "the host waits for a result of the device at every step, and so cannot run ahead",
+        "every step synchronises with the device, so the host cannot run ahead",
         idle,
         *measured("read back", read, "{} of the steps read a result back from the device (.item(), .cpu(), print)"),
         *measured("drained", drained, "{} of the steps ended with the device idle"),
@@ -170,7 +170,7 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     if python_in_steps(window, thresholds):
         return None  # a faster device would not shorten that
     return found(
-        "compute takes the time: the input keeps up",
+        "training is compute-bound: the input keeps up",
         share,
         *measured("compute", share, "compute takes {} of the time"),
         severity="info",
@@ -189,12 +189,12 @@ def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
     if is_slow := waits >= thresholds.input_share_critical:
         advice = f"give the validation set's loader workers, or more of them (num_workers, persistent_workers=True); or {advice}"
     return found(
-        f"{window.evaluation} takes a large part of the run{', and waits for data itself' * is_slow}",
+        f"{window.evaluation} takes a large part of the run{', and itself waits for data' * is_slow}",
         share,
         *measured(EVAL, share, f"{window.evaluation} takes {{}} of the time"),
-        *measured("wait in evaluation", window.eval_wait_ratio, "{} of it waits for data"),
+        *measured("wait in evaluation", window.eval_wait_ratio, "{} of it is data wait"),
         advice=f"{advice}; without gradients a larger batch fits"
-        + ("; of a rollout, step more environments with each forward pass" if window.may_roll_out else ""),
+        + ("; for a rollout, step more environments per forward pass" if window.may_roll_out else ""),
         predicted_speedup=speedup_without(share * max(0.5, waits)),
     )
 
@@ -232,27 +232,27 @@ def mfu_mismatch(window: Window, thresholds: Thresholds) -> Finding | None:
     return found(
         f"the declared MFU of {percent(declared)} contradicts the tensor cores' activity: about {percent(estimate)}",
         min(1.0, abs(gap)),
-        *measured("declared MFU", declared, "by the declared operations and peak MFU is {}"),
+        *measured("declared MFU", declared, "MFU is {} by the declared operations and peak"),
         *measured(
             "estimated MFU", estimate, "activity of the tensor cores times their clock is {} of their dense peak"
         ),
         Evidence("peak", peak, "FLOP/s", text),
         severity="info",
-        advice="count the operations of one rank alone, 6 a token for each active parameter (2 of them forward), and check peak_flops"
+        advice="count the operations of one rank only (6 per token and active parameter, 2 of them in the forward pass), and check peak_flops"
         if gap > 0
-        else "set peak_flops to the dense figure (with sparsity, as data sheets have it first, it is twice that), and count all operations; "
-        "recomputed activations keep the tensor cores busy, and do not count",
+        else "set peak_flops to the dense peak (data sheets often lead with the sparse one, twice as high), and count all operations; "
+        "recomputed activations keep the tensor cores busy, but do not count for MFU",
     )
 
 
 _KINDS = {
-    "checkpoint_load rendezvous": "shorten the start: a checkpoint in shards on fast storage, ranks that start together",
-    "rollout generat sampl decod": "generate larger batches, for a language model with an inference engine (vLLM, SGLang), or on other "
-    "devices while the last batch is trained on",
-    "env simul": "step more environments at once, each in a process of its own",
-    "sync weight broadcast": "send the weights in few large buffers, less often, or while something else runs",
-    "reward scor verif judge": "score whole batches, or in other processes while training goes on",
-    "log upload export plot": "do it less often, or in a thread while training goes on",
+    "checkpoint_load rendezvous": "shorten the start: a sharded checkpoint on fast storage, ranks that start together",
+    "rollout generat sampl decod": "generate larger batches, use an inference engine for a language model (vLLM, SGLang), or "
+    "generate on other devices while training on the last batch",
+    "env simul": "run more environments in parallel, each in its own process",
+    "sync weight broadcast": "send the weights in few large buffers, less often, or while other work runs",
+    "reward scor verif judge": "score whole batches, or in other processes while training continues",
+    "log upload export plot": "do it less often, or in a background thread",
 }
 """Advice by what a declared phase's name contains."""
 
@@ -263,7 +263,7 @@ def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     name, share = next(((name, share) for name, share in window.declared.items() if name != REST), ("", 0.0))
     if share < thresholds.phase_share:
         return None
-    advice = "find what it spends its time on (gpuwatch stacks); do it less often, or while training goes on"
+    advice = "find what it spends its time on (gpuwatch stacks); do it less often, or while training continues"
     return found(
         f"the phase {name} takes a large part of the run",
         share,
@@ -273,8 +273,8 @@ def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
 
 
 _THROTTLED = {
-    "thermal": "check fans, air flow and neighbouring GPUs: it is too hot, and no change to the program helps",
-    "hardware": "have the power supply and the cabling checked: the driver reports a hardware slowdown or power brake",
+    "thermal": "check fans, air flow and neighbouring GPUs: the GPU overheats, and no change to the program will help",
+    "hardware": "check the power supply and the cabling: the driver reports a hardware slowdown or power brake",
     "power": "raise the power limit (nvidia-smi -pl) if one was set: at full load a GPU normally runs at its limit",
 }
 """Advice by reason, the worst first."""
@@ -293,7 +293,7 @@ def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
     if not shares or window.share(COMPUTE) < 0.5:
         return None
     _, negative, gpu, reason = min(shares)
-    text = f"GPU {gpu} was throttled {{}} of the time, reason {reason}"
+    text = f"GPU {gpu} was throttled {{}} of the time (reason: {reason})"
     return found(
         f"the clocks of GPU {gpu} are throttled ({reason})",
         min(1.0, -negative),
@@ -333,7 +333,7 @@ def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
         share = trend.growth_bytes / trend.total_bytes
         if trend.span_s < thresholds.memory_creep_s or share < thresholds.memory_creep_share:
             continue
-        grown = f"GPU {gpu.gpu} uses {size(trend.growth_bytes)} more than {duration(trend.span_s)} ago: {trend.rises} rises, no fall"
+        grown = f"memory use of GPU {gpu.gpu} grew by {size(trend.growth_bytes)} in {duration(trend.span_s)}: {trend.rises} increases, no decrease"
         evidence = [
             Evidence("growth", trend.growth_bytes, "bytes", grown),
             Evidence("share", share, "ratio", f"the growth is {percent(share)} of its memory"),

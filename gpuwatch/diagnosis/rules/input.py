@@ -31,8 +31,8 @@ Gain = tuple[float, float] | None
 _DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
 _MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
 _MOSTLY_CALLS_S = 0.001  # so short a step calls torch from Python most of the time
-_UNCERTAIN = "what workers gain on these cores is not certain: measure it (gpuwatch tune)"
-_AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from a nearer place (a local copy, a cache)"
+_UNCERTAIN = "the benefit of workers on these cores is uncertain: measure it (gpuwatch tune)"
+_AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from closer storage (a local disk, a cache)"
 _CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
 
 
@@ -49,7 +49,7 @@ class InputWait:
     def mean(self) -> str:
         step_s = self.step.wait_s + self.step.rest_s
         text = f"on average {duration(self.step.wait_s)} of a {duration(step_s)} step"
-        return text + ", start-up and first batches left out" * (abs(self.step.wait_s / step_s - self.share) > _DIFFERS)
+        return text + ", without start-up and first batches" * (abs(self.step.wait_s / step_s - self.share) > _DIFFERS)
 
     @property
     def others_s(self) -> float:
@@ -68,7 +68,7 @@ class InputWait:
         elif plan is not None:
             advice, bound = f"{_CHEAPER if plan.on_cpu else _AHEAD}; {_UNCERTAIN}", _MOST_BOUND
         if loader.wait_ratio is not None:
-            advice = f"of the loaders that feed a step, the one over {loader.dataset} (num_workers={loader.num_workers}): {advice}"
+            advice = f"for the loader over {loader.dataset} (num_workers={loader.num_workers}), one of several that feed a step: {advice}"
             text += f", {percent(loader.wait_ratio)} of that for the loader over {loader.dataset}"
         return found(
             title,
@@ -118,7 +118,7 @@ def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
 def queue_evidence(window: Window) -> list[Evidence]:
     """Return how often no batch was ready when one was requested; nothing without workers."""
     ready = f"({window.ready_batches:.1f} batches ready on average)" if window.ready_batches is not None else ""
-    text = f"the next batch was not ready at {{}} of the fetches {ready}"
+    text = f"the next batch was not ready in {{}} of the fetches {ready}"
     return measured("empty queue", window.empty_fetch_ratio, text)
 
 
@@ -152,10 +152,10 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
     computes = on_cpu is None or on_cpu >= thresholds.fetch_on_cpu
     text = "{} of a fetch is CPU work (decoding, augmentation)"
     if not computes:
-        text = "only {} of a fetch is CPU work: it waits for the disk, the network or a lock"
+        text = "only {} of a fetch is CPU work: the rest is waiting for the disk, the network or a lock"
     plan = wait.plan(on_cpu=computes)
     return wait.finding(
-        "batches are made in the training process",
+        "batches are prepared in the training process",
         Evidence("loader workers", 0, "", "num_workers=0"),
         *measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text),
         *place_evidence(window.fetch_place),
@@ -174,13 +174,13 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
         return None
     if (empty > 0.5) if empty is not None else (window.fetch_place is None or window.fetch_place.ratio < 0.5):
         return None  # a thread that waits for a core after each wake-up looks as if it worked
-    text = "in {} of a fetch the training thread itself works: it unpickles the batch, or changes it"
+    text = "the training thread is on the CPU for {} of a fetch: it unpickles or modifies the batch"
     return wait.finding(
-        "taking batches over from the workers takes the training thread's time",
+        "receiving batches from the workers is expensive in the training thread",
         *measured("fetch on CPU", min(1.0, on_cpu), text),
         *place_evidence(window.fetch_place),
         *queue_evidence(window),
-        advice="let the workers return few large tensors (collate and convert there) instead of many Python objects, and do little to a "
+        advice="return few large tensors from the workers (collate and convert there) instead of many Python objects, and do little to a "
         "batch between loader and step; more workers will not help",
     )
 
@@ -194,12 +194,12 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     wait, ratios = input_wait(window, thresholds), window.busy_ratios
     if wait is None or (window.workers or 0) < 2 or (ratios and min(ratios) >= thresholds.worker_sleeping):
         return None  # where none of them waits for another one, they only take turns on the cores
-    ratio, text = window.out_of_order_ratio, "at {} of the waits other workers had later batches ready"
+    ratio, text = window.out_of_order_ratio, "in {} of the waits other workers already had later batches ready"
     evidence, ahead = measured("out of order", ratio, text), (ratio or 0.0) >= thresholds.worker_ahead
     if len(ratios) >= 3 and window.workers == len(ratios):
         busiest, *others = sorted(ratios, reverse=True)
         usual = median(others)
-        text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)} {percent(usual)} (median)"
+        text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)}: {percent(usual)} (median)"
         uneven = busiest >= thresholds.worker_busy and usual <= thresholds.worker_uneven * busiest
         evidence += [Evidence("slowest worker", busiest, "ratio", text)] if uneven else []
         ahead |= uneven and (round_correlation(window, thresholds, len(ratios)) or 0.0) >= thresholds.burst_correlation
@@ -208,7 +208,7 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     return wait.finding(
         "one loader worker is slow, and the others wait for it",
         *evidence,
-        advice="spread expensive items and large shards over the workers, or bound the work of one item: this worker's part of the data costs more",
+        advice="distribute expensive items and large shards over the workers, or limit the cost of one item: this worker's share of the data is more expensive",
     )
 
 
@@ -254,13 +254,13 @@ def input_cpu_saturated(window: Window, thresholds: Thresholds) -> Finding | Non
     working = sum(ratios) / len(ratios) > (thresholds.worker_sleeping if window.worker_busy_ratios else 0.1)
     if not working or not (exhausted or all_given or throttled):
         return None
-    title, quota = "the CPUs cannot make batches fast enough", []
+    title, quota = "the CPUs cannot prepare batches fast enough", []
     more = "will not help" if exhausted else "than cores hardly help: measure it (gpuwatch tune)"
     advice = f"{_CHEAPER}, or give the job more cores per GPU; more workers {more}"
     if throttled:
         title = "the job's CPU quota limits the loader workers"
         advice = f"raise the job's CPU limit (docker run --cpus, resources.limits.cpu), or {_CHEAPER}; more workers will not help"
-        text = f"the CPU quota of {host.cpu_quota_cores:g} cores was used up in {{}} of its periods of 100 ms"
+        text = f"the CPU quota of {host.cpu_quota_cores:g} cores was used up in {{}} of the 100 ms periods"
         quota = measured("CPU throttled", host.cpu_throttled_ratio, text)
     return wait.finding(title, *quota, *cpu_evidence(window), advice=advice)
 
@@ -287,7 +287,7 @@ def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
         min(1.0, waiting),
         Evidence("workers", workers, "", f"{workers} loader workers on {host.cpu_cores} cores"),
         *cpu_evidence(window),
-        advice=f"num_workers {each} → {fewer}: as many batches with fewer context switches and less memory{freed}",
+        advice=f"num_workers {each} → {fewer}: the same throughput with fewer context switches and less memory{freed}",
     )
 
 
@@ -354,8 +354,8 @@ def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
         "loader workers wait for a lock, not for a CPU or a disk",
         *blocked,
         *measured("CPU busy", cpu, f"the CPUs are {{}} busy{busiest}"),
-        advice="find what the workers queue for (gpuwatch stacks): a lock, a shared file, a fixed pool of connections; give each worker "
-        "one to itself. More workers will not help",
+        advice="find what the workers contend for (gpuwatch stacks): a lock, a shared file, a connection pool; give each worker its own. "
+        "More workers will not help",
     )
 
 
@@ -374,28 +374,28 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         evidence += measured("worker CPU", mean, text)
         if window.worker_waits is not None:
             kind, share = max(window.worker_waits.items(), key=lambda item: item[1])
-            text = f"most often they were found at: {kind} ({{}} of the samples)"
+            text = f"their most frequent state: {kind} ({{}} of the samples)"
             evidence += measured("workers blocked on", share, text)
             if kind == SLEEP and share >= thresholds.worker_waiting:
                 title = "loader workers sleep: they wait on a timer (a retry, a rate limit, polling)"
         if blocked_evidence(window, thresholds, QUEUE, "workers idle", "their queue"):
             advice = (
                 "send fewer and larger tensors, collate in the worker, and leave one core to the training thread: batches are ready, but "
-                "taking them over is slow"
+                "receiving them is slow"
             )
         elif mean < thresholds.worker_sleeping:
-            more, gain = wait.more_workers("if each waits independently,")
-            advice = f"find out what the workers wait for, storage, the network or a lock (gpuwatch stacks): they mostly sleep, so cores do not limit them{more}"
+            more, gain = wait.more_workers("if the waits are independent of each other,")
+            advice = f"find out what the workers wait for, storage, the network or a lock (gpuwatch stacks): they mostly sleep, so the CPU is not the limit{more}"
     elif window.workers is None and (fetch is not None or place is not None):
         computes = (fetch or 0.0) >= thresholds.fetch_on_cpu
-        text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: it waits"
+        text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: the rest is waiting"
         evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window.fetch_place)
         if place is not None and place.ratio >= 0.5:
             title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
         inside = window.loader.dataset and f" (no DataLoader was found inside {window.loader.dataset})"
-        advice = f"make batches in the background: a DataLoader with num_workers{inside or ''}, or a prefetching thread"
+        advice = f"prepare batches in the background: a DataLoader with num_workers{inside or ''}, or a prefetch thread"
         if not computes:
-            advice += "; if one fills a queue already, it is too slow: see what it waits for (gpuwatch stacks), and take more of them"
+            advice += "; if a thread already fills a queue, it is too slow: see what it waits for (gpuwatch stacks), or use more threads"
     return wait.finding(title, *evidence, advice=advice, gain=gain)
 
 
@@ -408,7 +408,7 @@ def between_passes(window: Window, thresholds: Thresholds) -> float:
 def passes_where(window: Window) -> str:
     place = window.gap_place
     most = f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""
-    return f"passes between forward passes{most}"
+    return f"is spent between forward passes{most}"
 
 
 def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
@@ -425,7 +425,7 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
         *measured("Python in the step", place.ratio, f"{{}} of the step is Python code in {place}"),
         severity="critical" if lost >= thresholds.input_share_critical else "warning",
         advice="make it cheaper, do it less often, or move it out of the training thread: into the loader's workers (augmentation), or "
-        "into processes of its own (an environment)",
+        "into separate processes (an environment)",
         predicted_speedup=speedup_without(lost),
     )
 
@@ -440,22 +440,22 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     trains = len(window.steps) >= thresholds.min_steps
     if trains and place is not None and place.ratio >= 0.5 and outside >= thresholds.phase_share:
         return found(
-            f"much of the time passes outside of training steps, most of it in {place}",
+            f"much of the time is spent outside of training steps, most of it in {place}",
             outside,
-            *measured("outside steps", outside, "{} of the time passed outside of training steps and declared phases"),
+            *measured("outside steps", outside, "{} of the time was outside of training steps and declared phases"),
             *place_evidence(place, "it"),
-            advice='make it cheaper or do it less often; of a rollout, run several environments at once; `with w.phase("..."):` around it, '
-            "where w = gpuwatch.Watch(), gives it a name",
+            advice="make it cheaper or run it less often; for a rollout, run several environments in parallel; wrap it in "
+            '`with w.phase("..."):` (w = gpuwatch.Watch()) to report it by name',
         )
     if share := between_passes(window, thresholds):
         return found(
             f"much of the time {passes_where(window)}",
             share,
-            *measured("between passes", share, "{} of the time passed between forward passes without gradients"),
+            *measured("between passes", share, "{} of the time was spent between forward passes without gradients"),
             *place_evidence(window.gap_place, "it"),
             severity="critical" if share >= thresholds.input_share_critical else "warning",
-            advice="if that is an environment's step, run several environments at once, each in a process of its own, with one forward pass "
-            "for all of them; otherwise make it cheaper, do it less often, or move it to other processes",
+            advice="if that is an environment's step, run several environments in parallel, each in its own process, with one forward "
+            "pass for all of them; otherwise make it cheaper, run it less often, or move it to other processes",
         )
     if finding := python_in_steps(window, thresholds):
         return finding
@@ -463,16 +463,16 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     if wait is None or not window.bounded_by_optimizer:
         return None
     place, workers = window.fetch_place, window.workers
-    ahead = "make batches ahead (a DataLoader with num_workers, a thread), and log every N steps"
+    ahead = "prefetch batches (a DataLoader with num_workers, a thread), and log every N steps"
     if workers is not None:
-        ahead = f"a thread takes batches from a DataLoader over {window.loader.dataset} with num_workers={workers}: give it more"
-    batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
-    text = f"{{}} of the time passed between an optimizer step and the next forward pass ({wait.mean})"
+        ahead = f"a thread reads batches from a DataLoader over {window.loader.dataset} with num_workers={workers}: use more workers"
+    batch = "the code that gets the batch" + ("" if place is None else f" (most of the time is in {place})")
+    text = f"{{}} of the time was spent between an optimizer step and the next forward pass ({wait.mean})"
     return found(
-        "no DataLoader is watched, and much of the time between two steps passes outside of torch",
+        "no DataLoader is watched, and much of the time between two steps is spent outside of torch",
         wait.share,
         *measured("outside torch", wait.share, text),
         *place_evidence(place, "it"),
         severity=wait.severity,
-        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); {ahead}",
+        advice=f"to measure how much of it is data wait, wrap {batch} in `with w.data():` (w = gpuwatch.Watch()); {ahead}",
     )

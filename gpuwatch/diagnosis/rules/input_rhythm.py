@@ -33,7 +33,7 @@ def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
         share,
         Evidence("autocorrelation", correlation, "", repeats),
         Evidence("in one step", inside, "ratio", slowest),
-        advice="first make the loader keep up on average (see its own cause); "
+        advice="first make the loader keep up on average (see the finding about it); "
         f"prefetch_factor {prefetch} → {2 * prefetch} then evens out the bursts that remain",
     )
 
@@ -89,7 +89,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     if not later:  # what follows a single batch is in no step
         share, least_s = window.share(INPUT_WAIT), 0.0
         title, first = "each batch is the first one of a new iterator", f"each takes {duration(pause)}"
-        advice = "make the iterator once, before the loop (batches = iter(loader)), and call next(batches) in it"
+        advice = "create the iterator once, before the loop (batches = iter(loader)), and call next(batches) in it"
     elif len(firsts) == 1:
         share = lost / (window.duration_s or 1.0)  # of the others only the last ones are known
         title, much = "the first batch takes long", share >= thresholds.phase_share
@@ -97,7 +97,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
             severity = "info"  # it is not the run's, or no headline
         if place is not None and place.ratio >= 0.5:
             title += f": most of that is {'in ' * bool(place.file)}{place}"
-            shorter = f"shorten it: cache what it makes, or make it when it is first needed ({place.function})"
+            shorter = f"shorten it: cache its result, or compute it on first use ({place.function})"
             advice = shorter if place.file else advice
             if place.function in (SPAWNS, SPAWNED):
                 advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start "
@@ -105,7 +105,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     else:
         least = thresholds.first_batch_share
         if window.workers and not loader.persistent_workers:
-            advice = "persistent_workers=True: the workers, and what they have loaded, then live on from pass to pass"
+            advice = "persistent_workers=True: the workers, and what they have loaded, then survive from pass to pass"
     if pause < least_s or share < least:
         return None
     return found(

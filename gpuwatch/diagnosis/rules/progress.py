@@ -44,7 +44,7 @@ def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
         *waited_for,
         *([Evidence("activity", 1, "", where)] if window.activity in _WHERE else []),
         severity="info" if window.may_wait_for_phase else "critical",
-        advice=f"take the stacks (gpuwatch stacks) to see where {'it' if late is None else f'rank {late}'} is blocked; if this is an "
+        advice=f"capture the stacks (gpuwatch stacks) to see where {'it' if late is None else f'rank {late}'} is blocked; if this is an "
         'evaluation or a checkpoint, declare it: with w.phase("eval")',
         rank=late,
     )
@@ -70,12 +70,12 @@ def _waited_for(window: Window) -> tuple[int | None, list[Evidence]]:
     late = [rank for rank in behind if rank not in waiting] or list(behind)
     texts = []
     for rank in late[:_LATE_SHOWN]:
-        doing = f"it is in {still[rank].place or 'no function of yours'}"
+        doing = f"it is in {still[rank].place}" if still[rank].place else "it is not in your own code"
         if rank in waiting:
             doing = f"it waits in {waiting[rank].operation} {waiting[rank].number} of group {waiting[rank].group}"
         missing = behind[rank]
         texts.append(
-            f"rank {rank} has not issued {missing.operation} {missing.number} of group {missing.group}, which others wait in: {doing}"
+            f"rank {rank} has not issued {missing.operation} {missing.number} of group {missing.group}, which other ranks wait in: {doing}"
         )
     alone = late[0] if len(late) == 1 and late[0] not in waiting else None
     return alone, [Evidence("late", rank, "", text) for rank, text in zip(late, texts, strict=False)]
@@ -96,11 +96,11 @@ def hung(window: Window, thresholds: Thresholds) -> Finding | None:
             "training hangs: the GPU is busy but does no work",
             1.0,
             _no_step(window.stalled_s or 0.0),
-            Evidence("utilization", busy, "ratio", f"GPU {gpu.gpu} reads {percent(busy)} busy"),
+            Evidence("utilization", busy, "ratio", f"GPU {gpu.gpu} shows {percent(busy)} utilisation"),
             Evidence("power", fallen, "ratio", text),
             *_waited_for(window)[1],
             severity="critical",
-            advice="take the stacks of all ranks before you end any of them (gpuwatch stacks): a collective waits for a rank that does not arrive",
+            advice="capture the stacks of all ranks before you kill any of them (gpuwatch stacks): a collective waits for a rank that does not arrive",
         )
     return None
 
@@ -134,8 +134,8 @@ def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | Non
         1 - 1 / gain,
         Evidence("interval", now_s, "s", f"a checkpoint every {duration(now_s)}, which takes {duration(cost_s)}"),
         Evidence("interruptions", count, "", f"{count} interruptions in {duration(job.alive_s)}"),
-        Evidence("restart", back_s, "s", f"each took {duration(back_s)} to come back"),
-        *(Evidence("repeated", each_s, "s", f"and {duration(each_s)} of steps to do again") for each_s in repeated_s),
+        Evidence("restart", back_s, "s", f"each recovery took {duration(back_s)}"),
+        *(Evidence("repeated", each_s, "s", f"each repeated {duration(each_s)} of steps") for each_s in repeated_s),
         advice=f"save every {duration(best_s)} instead of every {duration(now_s)}",
         predicted_speedup=round(gain, 2),
         predicted_range=(round(max(1.0, min(gain, *gains)), 2), round(max(gain, *gains), 2)),

@@ -175,13 +175,13 @@ def test_a_lost_run_whose_end_is_known_is_told_with_it() -> None:
         "training_killed",
         1.0,
         rank=3,
-        title="the training process was killed for lack of memory",
+        title="the training process was killed by the OOM killer",
         advice="smaller batches",
     )
     (published,) = wrong(killed, runs=[lost_run(findings=(killed,))])
     assert (published.alert, published.title) == (
         "RunKilled",
-        "run a, rank 3: the training process was killed for lack of memory",
+        "run a, rank 3: the training process was killed by the OOM killer",
     )
     assert published.body == "- 4 of 4 workers at 97% CPU\nOwner: unknown\nDo: smaller batches"
 
