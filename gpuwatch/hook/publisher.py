@@ -72,6 +72,7 @@ class Publisher:
         self._working: int | None = None  # the background thread, while it is at work
         self._postponed: Callable[[], None] | None = None
         self.raised = False  # an exception ends the training
+        self.on_tick: Callable[[], None] = lambda: None
         self.live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
         self._logged: set[str] = set()
         self.ranks = RankExchange(membership, self._summary, lambda: recorder.in_step, self.failed)
@@ -208,6 +209,7 @@ class Publisher:
                     self.accounts.settle_cost()
                 self.guard(self.accounts.note_standstill, "locating a standstill", self._recorder.clock())
                 self.guard(self._publish, "publishing to the agent", count % _HELLO_EVERY == 0)
+                self.guard(self.on_tick, "answering a request")
                 self.ranks.start_if_distributed()
                 for live in self.live:
                     self.guard(live.prepare, "preparing what is logged", self._recorder.clock())

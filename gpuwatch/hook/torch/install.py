@@ -91,6 +91,7 @@ class TorchHooks:
         self._streams = StreamWaits(recorder)
         self.phases = PhaseWatch(recorder)
         self._accelerate: Patches | None = None
+        self.on_step: Callable[[], None] = lambda: None  # called before each step that an optimizer bounds
 
     def make_loader(self, prepare: Callable[[], Patches]) -> None:
         """A loader is watched, and may be given to Accelerate before its first pass: `prepare` patches that."""
@@ -113,6 +114,7 @@ class TorchHooks:
             self.begin_loop()
             self._started()
         self.find_device()
+        self.on_step()
 
     def begin_step(self) -> None:
         """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
