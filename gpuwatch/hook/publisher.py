@@ -22,6 +22,7 @@ from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.identity import Membership
 from gpuwatch.hook.ranks import RankExchange
 from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.memory import peak_bytes
 from gpuwatch.hook.transport import Encoder, RunFacts, SendBuffer, columns
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class Publisher:
             hook_s=self._recorder.meter.cost_s,
             price=price,
             thresholds=thresholds(),
+            memory_bytes=peak_bytes(),
         )
 
     def _window(self, closed: bool) -> tuple[Window, dict[str, int], Done]:

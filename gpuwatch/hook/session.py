@@ -24,6 +24,7 @@ from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.requests import Requests
 from gpuwatch.hook.torch.install import TorchHooks
+from gpuwatch.hook.torch.memory import explain
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
 from gpuwatch.ledger.states import OTHER, PAUSE
@@ -317,8 +318,14 @@ class Session:
             self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
             self.publisher.close(now)
         self._print_verdict()
+        self.guard(self._print_memory, "explaining a lack of memory", failure)
         if self._log is not None:
             self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
+
+    def _print_memory(self, failure: type[BaseException] | None) -> None:
+        text = explain(failure, self.publisher.accounts.batch_bytes, self.publisher.membership.identity.rank)
+        if text and not self.quiet:
+            _print(text)
 
     def abandon(self) -> None:
         """This is a forked child: record, send and print nothing of the parent's run."""
@@ -368,7 +375,7 @@ def sigchld_held() -> Iterator[None]:
             handler(*held[-1])
 
 
-def _print(report: Report) -> None:
+def _print(report: object) -> None:
     bars = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())  # drawn without a newline
     sys.stderr.write("\n" * (len(bars) > 0) + f"{report}\n")  # Ray's `print` shows it twice
     sys.stderr.flush()

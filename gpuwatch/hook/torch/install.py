@@ -1,5 +1,6 @@
 """What is hooked in torch while a training is watched: device times, copies, compilations, checkpoints. All of it is removed again."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
+from gpuwatch.hook.torch.memory import SNAPSHOT
 from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, at_each_optimizer_step
 from gpuwatch.hook.torch.patches import Patches, remove_hooks
 from gpuwatch.hook.torch.stream_waits import StreamWaits
@@ -143,6 +145,8 @@ class TorchHooks:
 
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
+        if os.environ.get(SNAPSHOT) and getattr(events, "kind", None) == "cuda":
+            sys.modules["torch"].cuda.memory._record_memory_history(max_entries=100_000)
         timeline = DeviceTimeline(events)
         self.communication.measure_by(timeline)
         self._recorder.adopt_device(timeline)
