@@ -16,7 +16,7 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.input import between_passes, passes_where
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
-from gpuwatch.formatting import duration, percent
+from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger import states as st
 from gpuwatch.wire import Flops
 
@@ -50,6 +50,8 @@ class Report:
     training_s: float = 0.0
     rank: int = 0
     world_size: int = 1
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Most bytes of the GPU's memory that tensors had (`allocated`) and torch held (`reserved`) so far; empty: not measured."""
     others: Mapping[int, Verdict] = field(default_factory=dict)  # on rank 0: the verdicts of other ranks on themselves
 
     @property
@@ -71,6 +73,7 @@ class Report:
         if training_s > 0 and totals["steps"] > 0:
             found["step_s"] = training_s / totals["steps"]
             found |= {name: total / training_s for name, total in rates.items()}
+        found |= {f"memory_{kind}_peak_bytes": float(peak) for kind, peak in self.memory_bytes.items()}
         return {f"gpuwatch/{name}": value for name, value in (found | totals).items()}
 
     def __str__(self) -> str:
@@ -113,6 +116,7 @@ def make_report(
     hook_s: float | None = None,
     price: tuple[float, str] | None = None,
     thresholds: Thresholds = THRESHOLDS,
+    memory_bytes: Mapping[str, int] | None = None,
 ) -> Report:
     """Return the report of a window that covers a whole run."""
     window = msgspec.structs.replace(window, is_short=is_short(done.steps, done.seconds, thresholds))
@@ -140,6 +144,7 @@ def make_report(
         findings=tuple(findings),
         cost=cost_of(window.states_s, [price[0]], price[1]) if price is not None and priced else None,
         training_s=done.seconds,
+        memory_bytes=memory_bytes or {},
         others={rank: summary.verdict for rank, summary in sorted(window.summaries.items())},
         **{name: getattr(window, name) for name in _OF_WINDOW},
     )
@@ -326,6 +331,8 @@ def render(report: Report, width: int = 100) -> str:
     lines += [f"  {'':<6}{declared} (declared phases, in other)"] if declared else []
     lines += [f"  {'rate':<6}{rates}"] if (rates := _rates(report.throughput)) else []
     lines += [f"  {'cost':<6}{_cost(report.cost)}"] if report.cost is not None else []
+    if peak := report.memory_bytes:
+        lines.append(f"  peak  {size(peak['allocated'])} of GPU memory in tensors, {size(peak['reserved'])} reserved")
     roots = [each for each in report.findings if each.root is None][:3]
     return "\n".join([*lines, *(line for each in roots for line in explained(each, width))])
 
