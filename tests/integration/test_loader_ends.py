@@ -77,7 +77,9 @@ def test_a_worker_that_writes_into_a_full_dev_shm_is_said_to_have_no_room_there(
     assert finding["title"] == "a loader worker was killed by a bus error: /dev/shm was full"
     assert [each["value"] for each in finding["evidence"]] == [7, 14 << 20]
     assert finding["evidence"][1]["text"].startswith("/dev/shm has 14 MiB, ")
-    assert finding["evidence"][1]["text"].endswith(("0 B of it free right afterwards", "4 KiB of it free right afterwards"))
+    assert finding["evidence"][1]["text"].endswith(
+        ("0 B of it free right afterwards", "4 KiB of it free right afterwards")
+    )
     assert "docker run --shm-size=" in finding["advice"]
     assert "why   a loader worker was killed by a bus error: /dev/shm was full" in output
 
