@@ -9,6 +9,15 @@ from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, REST, TRANSFER
 
+LEAST_IDLE = (
+    0.23  # lowest idle share of compute on recorded GPUs that kept up with all launches: at stake without a driver
+)
+_SIXTEEN_BITS = 0.4  # a peak below this share of the dense 16-bit one is for 32 bits, without tensor cores
+
+inefficient = partial(lone, alert="RunInefficient")
+in_the_loop = partial(inefficient, stacks="training")
+no_alert = partial(lone, alert=None, runbook="Findings")
+
 
 def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float, float | None, Evidence] | None:
     """Return (share of the time, bytes a second, evidence) of the copies of a loader that is known to pin its batches, or not to."""
@@ -19,11 +28,6 @@ def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float
     rate = loader.batch_bytes / copy_s if loader.batch_bytes is not None and copy_s > 0 else None
     text = f"copies to the device take {percent(share)} of the time ({duration(copy_s)} a step)"
     return share, rate, Evidence("transfer", share, "ratio", text)
-
-
-inefficient = partial(lone, alert="RunInefficient")
-in_the_loop = partial(inefficient, stacks="training")
-no_alert = partial(lone, alert=None, runbook="Findings")
 
 
 @inefficient("DataLoader(pin_memory=True) with batch.to(device, non_blocking=True)")
@@ -58,10 +62,6 @@ def transfer_pcie(window: Window, thresholds: Thresholds) -> Finding | None:
         Evidence("copy rate", rate or 0.0, "bytes/s", text),
         predicted_speedup=speedup_without(share),
     )
-
-
-LEAST_IDLE = 0.23
-"""Lowest idle share of compute, on recorded GPUs, of a device that kept up with every launch: at stake where no driver reports one."""
 
 
 @in_the_loop("launch more work at a time (torch.compile, CUDA graphs), log less often", delays_rank="host")
@@ -216,10 +216,6 @@ def checkpoint_stall(window: Window, thresholds: Thresholds) -> Finding | None:
         *measured(CHECKPOINT, share, "checkpoints take {} of the time"),
         predicted_speedup=speedup_without(share),
     )
-
-
-_SIXTEEN_BITS = 0.4
-"""A declared peak under this share of the dense 16-bit one is that of 32-bit arithmetic, which is not done by tensor cores."""
 
 
 @no_alert("set peak_flops to the dense peak, and count the operations of one rank only")

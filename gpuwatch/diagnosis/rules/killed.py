@@ -16,6 +16,8 @@ LARGER_SHM = (
     "because no batch arrived), or use fewer workers, or prefetch_factor=1"
 )
 _ROOMY = 0.5  # share of /dev/shm below which full queues cannot have filled it
+_WHERE = {"group": "in its cgroup", "around": "in a parent of its cgroup", "node": "on this node"}
+_MOST = 0.5  # the training process uses too much from this share of the used memory, if that is this share of the limit
 _FULL = 0.1  # /dev/shm was full with less than this share free right after: what the dead worker held has been freed
 
 killed_rule = partial(lone, alert="RunKilled", ends_run=True)
@@ -111,11 +113,6 @@ def _name(death: WorkerDeath) -> str:
         return Signals(death.signal).name
     except ValueError:
         return f"signal {death.signal}"
-
-
-_WHERE = {"group": "in its cgroup", "around": "in a parent of its cgroup", "node": "on this node"}
-_MOST = 0.5
-"""Share of the used memory from which the training process itself is to use less, and share of the limit from which that is known."""
 
 
 @killed_rule("reduce the memory of the training process, its workers or its batches, or give the job more memory")

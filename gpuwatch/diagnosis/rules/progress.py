@@ -19,8 +19,7 @@ _WHERE = {
     "between_steps": "is between steps, in no declared phase",
 }
 
-
-_LATE_SHOWN = 3
+_LATE_SHOWN, _RANKS_SHOWN = 3, 8
 
 
 def _no_step(seconds: float) -> Evidence:
@@ -160,9 +159,6 @@ def _expected(count: int) -> tuple[float, float]:
     """Return how few and how many interruptions can be expected where `count` were seen: 80% of the cases, by Wilson and Hilferty."""
     low, high = (n * (1 - 1 / (9 * n) + z / (3 * sqrt(n))) ** 3 for n, z in ((count, -1.28), (count + 1, 1.28)))
     return low, high
-
-
-_RANKS_SHOWN = 8
 
 
 @lone("check that rank's input, node and GPU: the others are not at fault", stacks="all ranks", alert="Straggler")
