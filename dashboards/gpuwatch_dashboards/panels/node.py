@@ -118,7 +118,7 @@ NODE: tuple[Panel, ...] = (
         line("total", "gpuwatch_memory_total_bytes", dashed=True),
     ),
     detail("job_goodput", "Goodput of jobs", empty=_NO_JOB).asks(
-        "What share of a job's wall-clock time, restarts included, computed new steps?",
+        "What share of a job's wall-clock time, restarts included, was spent on new steps?",
         line("job {job_id}", "gpuwatch_job_goodput_ratio"),
     ),
     stack("job_time", "Time of jobs by state", more=True, empty=_NO_JOB).asks(

@@ -69,7 +69,7 @@ RUN: tuple[Panel, ...] = (
         width=16,
     ).asks("How is the run's wall-clock time divided among states?", line("{state}", _SECONDS, _SECONDS)),
     detail("run_goodput", "Goodput of the job", "ratio", empty="Neither a scheduler job nor a resumed run.").asks(
-        "What share of the job's wall-clock time, restarts included, computed new steps?",
+        "What share of the job's wall-clock time, restarts included, was spent on new steps?",
         'max(job_id:gpuwatch_job_goodput:ratio and on (job_id) gpuwatch_job_start_timestamp_seconds{run="$run"})',
     ),
     stack("declared_phases", "Declared phases", empty=_NO_PHASE, more=True).asks(
