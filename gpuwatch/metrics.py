@@ -50,7 +50,7 @@ CATALOGUE: tuple[Metric, ...] = (
     # jobs
     Metric("gpuwatch_job_seconds_total", "counter", "seconds", "Wall-clock time of a job by state (the states of a run plus down, restart and redone), over all its attempts on this node. Exported by the node that has rank 0.", ("job_id", "state")),
     Metric("gpuwatch_job_lost_seconds", "gauge", "seconds", "Time spent on steps that an interruption lost and that the current attempt has not repeated yet. Included in gpuwatch_job_seconds_total.", ("job_id",)),
-    Metric("gpuwatch_job_goodput_ratio", "gauge", "ratio", "Share of a job's wall-clock time that computed new steps. An upper bound if gpuwatch_job_steps is absent.", ("job_id",)),
+    Metric("gpuwatch_job_goodput_ratio", "gauge", "ratio", "Share of a job's wall-clock time spent on new steps. An upper bound if gpuwatch_job_steps is absent.", ("job_id",)),
     Metric("gpuwatch_job_start_timestamp_seconds", "gauge", "timestamp", "Unix time at which the first attempt of a job on this node started, for each live run of the job. job_id is GPUWATCH_JOB if set; the job_id of runs and GPUs is the scheduler's.", ("job_id", "run")),
     Metric("gpuwatch_job_steps", "gauge", "count", "Global step numbers of a job on this node: first = its first step, next = its last step + 1, missing = number of steps in between that it did not do. first and missing are absent when they are 0.", ("job_id", "kind")),
     Metric("gpuwatch_job_attempts_total", "counter", "count", "Attempts of a job on this node: the first start and each restart after an interruption. Further trials of a sweep do not count.", ("job_id",)),

@@ -261,7 +261,7 @@ class Job(msgspec.Struct, frozen=True):
     `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done), `lost` (steps that the last attempt
     has not come to again, nor resumed from)."""
     goodput_ratio: float | None
-    """Share of that time that computed new steps; at most that, where `redone_steps` is None."""
+    """Share of that time spent on new steps; at most that, where `redone_steps` is None."""
     steps: int
     redone_steps: int | None  # None: no global step number was given.
     lost_steps: int | None  # None as above.

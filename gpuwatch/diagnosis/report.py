@@ -22,6 +22,9 @@ from gpuwatch.wire import Flops
 
 _LEAST_START_S, _LEAST_END_S = 1.0, 0.05  # a shorter begin and end of a run is no headline, or not mentioned
 _WHOLE = 0.95  # Share of the steps that counts as all of them: the device has not finished the last ones.
+_OTHERS_SHOWN = 3
+_RATES = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu_ratio")
+_OF_WINDOW = ("duration_s", "timeline", "device", "coverage", "unverified_ratio", "rank", "world_size")
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,6 @@ class Report:
         return fragment(self)
 
 
-_RATES = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu_ratio")
-
-
 def _totals(report: Report) -> dict[str, float]:
     """Return what only grows: seconds by state, and what was done, a rate as its product with the time of training."""
     rates = {name: getattr(report.throughput, name) for name in _RATES}
@@ -148,9 +148,6 @@ def make_report(
         others={rank: summary.verdict for rank, summary in sorted(window.summaries.items())},
         **{name: getattr(window, name) for name in _OF_WINDOW},
     )
-
-
-_OF_WINDOW = ("duration_s", "timeline", "device", "coverage", "unverified_ratio", "rank", "world_size")
 
 
 def is_short(steps: int, seconds: float, thresholds: Thresholds = THRESHOLDS) -> bool:
@@ -366,9 +363,6 @@ def _ranks(report: Report) -> str:
     compared = len(report.others) + 1
     which = {1: "this rank only", report.world_size: "all compared"}.get(compared, f"{compared} compared")
     return f"rank {report.rank} of {report.world_size}, {which} · "
-
-
-_OTHERS_SHOWN = 3
 
 
 def _other_ranks(report: Report) -> list[str]:

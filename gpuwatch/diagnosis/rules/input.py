@@ -10,6 +10,7 @@ from gpuwatch.diagnosis.finding import (
     Finding,
     Severity,
     found,
+    lone,
     measured,
     place_evidence,
     rule,
@@ -23,7 +24,10 @@ from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER
 
-input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="GpuStarved", runbook="GpuStarved", delays_rank="input")  # fmt: skip
+_EXPLAINED = ("burst_every_n", "input_unexplained")
+input_rule = partial(
+    rule, explains=_EXPLAINED, explained_by=("stalled",), stacks="workers", alert="GpuStarved", delays_rank="input"
+)
 """Makes a rule about a slow loader, which has these facts in common with all of them."""
 
 
@@ -143,9 +147,9 @@ def blocked_evidence(window: Window, thresholds: Thresholds, kind: str, what: st
 # the CPU is the limit ---------------------------------------------------------------------------------------------------
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("set num_workers: the training process prepares the batches")
 def input_single_process(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for a loader that is known to have no workers."""
+    """Found when training waits for a loader without workers (`num_workers=0`)."""
     wait, on_cpu = input_wait(window, thresholds), window.fetch_cpu_ratio
     if wait is None or window.workers != 0:
         return None
@@ -164,9 +168,13 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
     )
 
 
-@input_rule(explains=("burst_every_n", "slow_worker", "input_cpu", "input_cpu_saturated", "input_unexplained"))
+@input_rule(
+    "return few large tensors from the workers, not many Python objects; more workers will not help",
+    explains=(*_EXPLAINED, "slow_worker", "input_cpu", "input_cpu_saturated"),
+)
 def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for a loader whose workers have batches ready (behind a wrapper: in the user's code), and its thread works in the fetch."""
+    """Found when training waits although batches are ready (behind a wrapper: in the user's code), and its thread is on
+    the CPU for ≥ `fetch_on_cpu` of a fetch: it unpickles or modifies the batch."""
     wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
     is_full = (window.host.cpu_busy_ratio or 0.0) >= thresholds.cores_exhausted  # its thread also waits for a core then
     least = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu
@@ -185,9 +193,10 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@input_rule(explains=("burst_every_n", "input_cpu", "input_unexplained"))
+@input_rule("distribute expensive items and large shards over the workers", explains=(*_EXPLAINED, "input_cpu"))
 def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for one worker while the others have batches ready; or once in every round of the workers, of which one alone is busy.
+    """Found when others have later batches ready in ≥ `worker_ahead` of the waits, or training waits once in every
+    round of the workers, of which one alone is busy.
 
     Batches are delivered in the order of the requests, so that the queues of the faster workers fill up and they wait.
     """
@@ -212,9 +221,9 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("raise num_workers: CPU cores are idle")
 def input_cpu(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits, the workers are on the CPU all the time, and the node has idle cores."""
+    """Found when training waits, at least half of the workers are busy on a core, and the node has idle cores."""
     wait, ratios, host = input_wait(window, thresholds), window.busy_ratios, window.host
     if wait is None or not ratios or not window.workers:
         return None
@@ -240,9 +249,10 @@ def input_cpu(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@input_rule(explains=("burst_every_n", "too_many_workers", "input_unexplained"))
+@input_rule("lighter transforms, cached data, or more cores per GPU", explains=(*_EXPLAINED, "too_many_workers"))
 def input_cpu_saturated(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for busy workers, and the cores are fully used, all given to workers, or limited by a quota."""
+    """Found when training waits for busy workers, and ≥ `cores_exhausted` of the cores are busy, all cores have a
+    worker, or the CPU quota is used up in ≥ `quota_used_up` of its periods."""
     wait, ratios, host = input_wait(window, thresholds), window.busy_ratios, window.host
     if wait is None or not ratios or not window.workers or host.cpu_busy_ratio is None:
         return None
@@ -265,9 +275,10 @@ def input_cpu_saturated(window: Window, thresholds: Thresholds) -> Finding | Non
     return wait.finding(title, *quota, *cpu_evidence(window), advice=advice)
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="GpuStarved")
+@lone("reduce num_workers to the number of cores", alert=None, runbook="GpuStarved")
 def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when there are twice as many workers as cores, enough to fill them alone, and tasks queue for the cores."""
+    """Found when ≥ `workers_per_core` workers per core fill ≥ `cores_exhausted` of the cores, and tasks wait for a CPU
+    ≥ `cpu_pressure` of the time."""
     loader, host, ranks, each = window.loader, window.host, window.local_world_size, window.workers
     if not each or len(window.steps) < thresholds.min_steps or host.cpu_cores is None:
         return None
@@ -294,9 +305,9 @@ def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
 # a disk, the network or a lock is the limit -----------------------------------------------------------------------------
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("read fewer bytes in larger pieces, use a faster disk or a local cache")
 def input_disk(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for workers in uninterruptible sleep, which is that of a disk or of a network file system."""
+    """Found when training waits for workers in uninterruptible sleep in ≥ `worker_waiting` of the samples."""
     wait, host = input_wait(window, thresholds), window.host
     blocked = blocked_evidence(window, thresholds, DISK, "workers at the disk", "disk I/O")
     if wait is None or not blocked or not window.workers:
@@ -316,9 +327,10 @@ def input_disk(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("use a local cache, larger ranges per request, or more requests in flight")
 def input_network(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for workers that wait for a socket while bytes arrive over the network."""
+    """Found when training waits for workers blocked on a socket in ≥ `worker_waiting` of the samples, none of which is
+    busy on a CPU, while ≥ `network_bytes_per_s` arrive."""
     wait, rate = input_wait(window, thresholds), window.host.network_receive_bytes_per_s
     blocked = blocked_evidence(window, thresholds, NETWORK, "workers at the network", "a socket")
     if wait is None or not blocked or not window.workers:
@@ -338,9 +350,10 @@ def input_network(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("find the lock or the connection pool that the workers contend for")
 def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for workers that wait for a lock, while neither a disk nor, by these workers, the CPUs are fully used."""
+    """Found when training waits for workers blocked on a lock in ≥ `worker_waiting` of the samples, and neither a disk
+    nor, by workers that compute ≥ `worker_sleeping` of the time, the cores are fully used."""
     wait, cpu, disk = input_wait(window, thresholds), window.host.cpu_busy_ratio, window.host.disk_busy_ratio
     blocked = blocked_evidence(window, thresholds, LOCK, "workers at a lock", "a lock")
     if wait is None or not blocked or cpu is None:
@@ -359,9 +372,9 @@ def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@input_rule(explains=("burst_every_n",), fallback=True)
+@input_rule("see what the workers wait for (gpuwatch stacks)", explains=("burst_every_n",), fallback=True)
 def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for data; the advice follows from what is known of the workers."""
+    """Found when training waits for data, and no other cause is proven."""
     wait = input_wait(window, thresholds)
     if wait is None:
         return None
@@ -430,12 +443,11 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
+@lone("run environments in parallel, or move the code into the workers", stacks="training", alert="RunInefficient")
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass.
-
-    Or between forward passes without gradients: a rollout's environment, for example. Or outside of steps and phases, in one function.
-    """
+    """Found when no loader is watched, and ≥ `input_share` of the time is between an optimizer step and the next forward
+    pass. Or, on a CPU, between forward passes without gradients (an environment); or ≥ `phase_share` outside of steps
+    and phases, half of it in one function; or, on a CPU, in one function of Python code that is not torch's."""
     place, outside = window.between_place, window.share(OTHER) - sum(window.declared.values())
     trains = len(window.steps) >= thresholds.min_steps
     if trains and place is not None and place.ratio >= 0.5 and outside >= thresholds.phase_share:

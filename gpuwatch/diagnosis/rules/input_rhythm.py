@@ -5,7 +5,7 @@ from itertools import compress, pairwise
 from operator import mul
 from statistics import fmean, median
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, place_evidence, rule, speedup_without
+from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, lone, place_evidence, speedup_without
 from gpuwatch.diagnosis.prediction import prefetch_of
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
@@ -14,9 +14,10 @@ from gpuwatch.host.frames import SPAWNED, SPAWNS
 from gpuwatch.ledger.states import INPUT_WAIT
 
 
-@rule(explains=(), explained_by=(), stacks="workers", alert=None, runbook="GpuStarved")
+@lone("make the loader keep up, then raise prefetch_factor", stacks="workers", alert=None, runbook="GpuStarved")
 def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the wait for data repeats every `num_workers` steps, and falls almost entirely on one step of each round."""
+    """Found when the wait repeats every `num_workers` steps (autocorrelation ≥ `burst_correlation`), and falls on one
+    step of each round: ≥ `burst_share` of the way from evenly spread to all of it."""
     count, share, prefetch = window.workers or 0, window.share(INPUT_WAIT), prefetch_of(window.loader)
     if count < 2 or share < thresholds.input_share or window.waits_hidden_in:
         return None
@@ -68,9 +69,10 @@ def share_of_slowest(values: Sequence[float], count: int) -> float:
     return sum(max(each) for each in rounds) / whole if whole > 0 else 0.0
 
 
-@rule(explains=("input_unexplained",), explained_by=(), stacks="workers", alert="EpochPauses", runbook="EpochPauses")
+@lone("persistent_workers=True, longer passes", explains=("input_unexplained",), stacks="workers", alert="EpochPauses")
 def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits far longer for first batches than for later ones, or each batch is the first one of an iterator."""
+    """Found when first batches take ≥ `first_batch_factor` × the median and ≥ `first_batch_share` of the step time; a
+    single one ≥ `input_share` of all time; or each batch is the first one of an iterator, for ≥ `input_share` of it."""
     steps, loader = window.steps, window.loader
     firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
     later = [*compress(steps.data_wait_s, (not first for first in steps.epoch_start))]

@@ -1,9 +1,10 @@
 """A process was killed, or is about to be: a bus error is a full /dev/shm, SIGKILL usually the kernel's answer to a lack of memory."""
 
 from collections.abc import Iterator
+from functools import partial
 from signal import SIGBUS, SIGKILL, Signals
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, found, rule, sized
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, lone, sized
 from gpuwatch.diagnosis.prediction import fewer_workers, larger_shm, more_memory, prefetch_of, queues_bytes
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MemoryKills, Window
@@ -15,13 +16,15 @@ LARGER_SHM = (
     "because no batch arrived), or use fewer workers, or prefetch_factor=1"
 )
 _ROOMY = 0.5  # share of /dev/shm below which full queues cannot have filled it
+_WHERE = {"group": "in its cgroup", "around": "in a parent of its cgroup", "node": "on this node"}
+_MOST = 0.5  # the training process uses too much from this share of the used memory, if that is this share of the limit
 _FULL = 0.1  # /dev/shm was full with less than this share free right after: what the dead worker held has been freed
 
-killed_rule = rule(explains=(), explained_by=(), stacks=None, alert="RunKilled", runbook="RunKilled", ends_run=True)
+killed_rule = partial(lone, alert="RunKilled", ends_run=True)
 """Makes a rule about a process that was killed, which has these facts in common with all of them."""
 
 
-@killed_rule
+@killed_rule("give the job a larger /dev/shm (SIGBUS) or more memory (SIGKILL), or use fewer workers")
 def worker_killed(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a worker has died of a signal: its exit code and the kernel's counts say how."""
     if not window.worker_deaths:
@@ -112,14 +115,9 @@ def _name(death: WorkerDeath) -> str:
         return f"signal {death.signal}"
 
 
-_WHERE = {"group": "in its cgroup", "around": "in a parent of its cgroup", "node": "on this node"}
-_MOST = 0.5
-"""Share of the used memory from which the training process itself is to use less, and share of the limit from which that is known."""
-
-
-@killed_rule
+@killed_rule("reduce the memory of the training process, its workers or its batches, or give the job more memory")
 def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a run is lost and the kernel has killed for lack of memory since its last message. A killed worker has its own cause."""
+    """Found when a run is lost and the kernel has counted an out-of-memory kill since the run's last message."""
     oom = window.oom
     if oom is None or window.worker_deaths:
         return None
@@ -153,9 +151,9 @@ def _less(window: Window, oom: MemoryKills) -> str:
     return f"{fewer_workers(window)}, prefetch_factor=1 or smaller batches"
 
 
-@rule(explains=("stalled",), explained_by=(), stacks=None, alert="ShmForecast", runbook="ShmForecast")
+@lone("lower num_workers or prefetch_factor, or enlarge /dev/shm", explains=("stalled",), alert="ShmForecast")
 def shm_exhaustion(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when /dev/shm is nearly full, or will be once the workers' queues are full."""
+    """Found when /dev/shm is ≥ `shm_used` full, or will be with full queues (workers × prefetch_factor × batch)."""
     used, whole, forecast = window.host.shm_used_bytes, window.host.shm_size_bytes, queues_bytes(window)
     if not whole or used is None:
         return None

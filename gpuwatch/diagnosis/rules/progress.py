@@ -6,7 +6,7 @@ from math import expm1, sqrt
 from statistics import median
 from typing import Literal
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, rule
+from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, lone
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
@@ -19,17 +19,16 @@ _WHERE = {
     "between_steps": "is between steps, in no declared phase",
 }
 
-
-_LATE_SHOWN = 3
+_LATE_SHOWN, _RANKS_SHOWN = 3, 8
 
 
 def _no_step(seconds: float) -> Evidence:
     return Evidence("no step", seconds, "s", f"no step for {duration(seconds)}")
 
 
-@rule(explains=(), explained_by=(), stacks="all ranks", alert="RunStalled", runbook="RunStalled")
+@lone("capture the stacks of the rank that the others wait for", stacks="all ranks", alert="RunStalled")
 def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found while the run is stalled now."""
+    """Found when a running loop has ended no step for 30 s and ten times its median step, in no declared phase."""
     if window.stalled_s is None:
         return None
     late, waited_for = _waited_for(window)
@@ -81,9 +80,9 @@ def _waited_for(window: Window) -> tuple[int | None, list[Evidence]]:
     return alone, [Evidence("late", rank, "", text) for rank, text in zip(late, texts, strict=False)]
 
 
-@rule(explains=("stalled",), explained_by=(), stacks="all ranks", alert="RunHung", runbook="RunHung")
+@lone("capture the stacks of all ranks before you kill any", explains=("stalled",), stacks="all ranks", alert="RunHung")
 def hung(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the GPU of a stalled run reads busy at a power far below that of the run's own steps."""
+    """Found when the GPU of a stalled run is ≥ `gpu_busy` busy at ≤ `power_fallen` of the power of the run's steps."""
     for gpu in window.gpus if window.stalled_s is not None and not window.may_wait_for_phase else ():
         busy, watts, usual_watts = gpu.utilization_ratio, gpu.power_watts, gpu.power_usual_watts
         if busy is None or busy < thresholds.gpu_busy or watts is None or not usual_watts:
@@ -105,9 +104,9 @@ def hung(window: Window, thresholds: Thresholds) -> Finding | None:
     return None
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="JobGoodputLow")
+@lone("save at the interval that the finding names", alert=None, runbook="JobGoodputLow")
 def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a job that is interrupted again and again would do more new steps with another interval between its checkpoints.
+    """Found when, after ≥ `checkpoint_interruptions` interruptions of a job, another interval gains ≥ `checkpoint_gain`.
 
     The interval is Daly's (2006), of which Young's, sqrt(2 × cost × mean time between interruptions), is the first term. What a restart
     takes changes the throughput of both intervals alike. The range is that of the mean time which the interruptions seen leave open.
@@ -162,17 +161,13 @@ def _expected(count: int) -> tuple[float, float]:
     return low, high
 
 
-_RANKS_SHOWN = 8
-
-
-@rule(explains=(), explained_by=(), stacks="all ranks", alert="Straggler", runbook="Straggler")
+@lone("check that rank's input, node and GPU: the others are not at fault", stacks="all ranks", alert="Straggler")
 def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found for a rank whose own time before communication is above that of the other ranks, while those wait for it; by rank 0, where
-    it has the others' summaries, for any of them.
+    """Found when a rank takes ≥ `straggler_share` of a step longer before communication than the others, which wait.
 
     All-reduce makes every step take the same time on all ranks, so that the late rank is the one that waits least for the others. Its
     own time is the step without that wait if it was measured on all ranks; else it is the wait for data and the copy, and the others
-    must show the difference in their compute time.
+    must show the difference in their compute time. Rank 0 finds it for any rank whose summary it has.
     """
     ranks = {rank.rank: rank for rank in window.ranks}
     if window.waits_hidden_in or window.rank not in ranks or len(ranks) < 2:

@@ -112,7 +112,7 @@ def job_text(job: Mapping[str, Any]) -> str:
     is_joined, goodput_ratio = "causes" in job, job.get("goodput_ratio")
     has_numbers = job.get("steps" if is_joined else "redone_steps") is not None
     most = "" if has_numbers or job.get("attempts", 1) == 1 else "at most "
-    goodput = f"{most}{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
+    goodput = f"{most}{percent(goodput_ratio)}: spent on new steps" if goodput_ratio is not None else "not known"
     lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", f"  goodput {goodput}"]
     lines.append(f"  where   {shares_text(shares(job['states']))}")
     if not is_joined:
@@ -120,7 +120,7 @@ def job_text(job: Mapping[str, Any]) -> str:
         lost = f", {job['lost_steps']:,} lost" if job["lost_steps"] else ""
         lines.append(f"  steps   {job['steps']:,}, of which {redone} redone{lost}")
     elif (elsewhere := job.get("redone_elsewhere_steps")) is not None and has_numbers:
-        lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
+        lines.append(f"  steps   {job['steps']:.0f}, plus {elsewhere:.0f} repeated on another node")
     lines += held_lines(job)
     if restart := sorted(job.get("restart", {}).items(), key=lambda item: -item[1]):
         lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in restart))

@@ -277,7 +277,7 @@ def test_where_the_global_step_is_unknown_the_text_asks_for_it() -> None:
     assert "of which an unknown number redone" in job_text(asdict(node.only()))
     text = job_text(asdict(node.only()))
     assert (
-        "Watch(step=…)" in text and f"  goodput at most {node.only().goodput_ratio:.0%}: computed new steps\n" in text
+        "Watch(step=…)" in text and f"  goodput at most {node.only().goodput_ratio:.0%}: spent on new steps\n" in text
     )
     alone = Node()
     attempt(alone, 100, 60)  # nothing came before it

@@ -309,7 +309,7 @@ def test_each_gpu_and_rank_is_an_alert_of_its_own() -> None:
 @pytest.mark.parametrize("url", ["nonsense", "nosuch://host", "http://example.com"])
 def test_a_url_that_apprise_does_not_take_is_named_without_its_secrets(url: str) -> None:
     pytest.importorskip("apprise")
-    with pytest.raises(ConfigError, match="--notify: Apprise does not take") as error:
+    with pytest.raises(ConfigError, match="--notify: Apprise does not support") as error:
         apprise_senders([url])
     assert "host" not in str(error.value).split("take")[1].split(";")[0] or url == "nonsense"
 
