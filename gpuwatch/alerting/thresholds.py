@@ -170,9 +170,9 @@ class Prices:
             if re.search(r"[\"'{}`\\<>\n]", model):
                 raise ConfigError(f"models: {model!r} has a character that no model name has")
 
-    def hourly(self, models: Iterable[str]) -> list[float]:
-        """Return what an hour of each of these GPUs costs, of a MIG instance its compute slices' share; [] without any price."""
-        return [] if self.gpu_hour is None else [self._hour(model, self.gpu_hour) for model in models]
+    def hourly(self, models: Iterable[str], share: float = 1.0) -> list[float]:
+        """Return what an hour of this share of each of these GPUs costs, of a MIG instance its compute slices'; [] without any price."""
+        return [] if self.gpu_hour is None else [share * self._hour(model, self.gpu_hour) for model in models]
 
     def _hour(self, name: str, otherwise: float) -> float:
         model, _, profile = name.partition(" MIG ")  # "NVIDIA A30 MIG 2g.12gb", "… MIG 1c.3g.40gb"

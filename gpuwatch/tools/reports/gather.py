@@ -210,7 +210,9 @@ def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
     if prices is None or prices.gpu_hour is None:
         costs = [rank.cost for rank in ranks]
     else:
-        of_ranks = ((rank, prices.hourly(rank.gpus), sum(rank.energy_joules.values())) for rank in ranks)
+        of_ranks = (
+            (rank, prices.hourly(rank.gpus, rank.gpu_share), sum(rank.energy_joules.values())) for rank in ranks
+        )
         costs = [cost_of(rank.states, of, prices.currency, joules, prices.kwh) for rank, of, joules in of_ranks]
     return total_cost([cost for cost in costs if cost is not None])
 

@@ -94,7 +94,8 @@ def held_lines(held: Mapping[str, Any]) -> list[str]:
 def of_runs(runs: Iterable[api.Run]) -> dict[str, Any]:
     """Return what these ranks held, as in `joined`: `gpu_hours`, `energy_joules` by state, `cost`, `currency`; without what is not known."""
     ranks = list(runs)
-    spent = [(_KINDS.get(state), s * len(rank.gpus) / 3600) for rank in ranks for state, s in rank.states.items()]
+    held = [(rank, rank.gpu_share * len(rank.gpus) / 3600) for rank in ranks]
+    spent = [(_KINDS.get(state), s * gpus) for rank, gpus in held for state, s in rank.states.items()]
     hours = {kind: sum(h for own, h in spent if kind in ("all", own)) for kind in ("all", *_KINDS.values())}
     used = [item for rank in ranks for item in rank.energy_joules.items()]
     joules = {state: sum(each for own, each in used if own == state) for state, _ in used}

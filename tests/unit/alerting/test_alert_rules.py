@@ -92,12 +92,10 @@ def test_every_kind_of_gpu_time_is_recorded() -> None:
     assert kinds == {"useful", "starved", "idle", "stalled", "all"}
     shares = {rule["record"] for rule in rules if rule["record"].endswith("gpuwatch_gpu_seconds:share5m")}
     assert shares == {"gpu_kind:gpuwatch_gpu_seconds:share5m", "kind:gpuwatch_gpu_seconds:share5m"}
-    of_owners = next(
-        r["expr"] for r in rules if r["record"].startswith("owner_kind:gpuwatch_gpu_s") and "labels" not in r
-    )
-    assert set(re.findall('"kind", "([a-z]+)"', of_owners)) == kinds - {"all"}, (
-        "at 0 where no GPU was in that state yet"
-    )
+    of_owners = {r["labels"]["kind"]: r["expr"] for r in rules if r["record"].startswith("owner_kind:gpuwatch_gpu_s")}
+    assert of_owners.keys() == kinds
+    for kind, expr in of_owners.items():
+        assert f'{{kind="{kind}"}}' in expr and "or " in expr and expr.endswith("* 0"), "at 0 where none was in it yet"
 
 
 def test_every_state_of_a_gpu_is_recorded_by_owner() -> None:
