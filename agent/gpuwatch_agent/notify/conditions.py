@@ -36,7 +36,7 @@ def conditions(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) ->
     ):
         name = "/".join(str(part) for part in (alert, *key) if part is not None)
         hold = hold_s(alert, thresholds)
-        text = "\n".join(map(harmless, lines or [f"Do: {_said(alert, 'advice')}"]))
+        text = "\n".join(map(harmless, lines or [f"Do: {annotation(alert, 'advice')}"]))
         found[name] = Condition(name, alert, severity(alert), hold, since_s, harmless(title), text)
     return list(found.values())
 
@@ -45,8 +45,8 @@ _Found = tuple[str, tuple[object, ...], float, str, Sequence[str]]
 """(alert, what it is about, Unix time of its first sign, title, lines; none: the alert's advice)."""
 
 
-def _said(alert: str, annotation: str) -> str:
-    return str(alerts()[alert]["annotations"][annotation])
+def annotation(alert: str, name: str) -> str:
+    return str(alerts()[alert]["annotations"][name])
 
 
 def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -> Iterator[_Found]:
@@ -67,7 +67,7 @@ def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -
 def _lost_runs(runs: Sequence[api.Run]) -> Iterator[_Found]:
     for run in (run for run in runs if run.status == "lost"):
         alert, title = "GpuwatchTelemetryLost", "is no longer measured"
-        why, do = [_said(alert, "description")], _said(alert, "advice")
+        why, do = [annotation(alert, "description")], annotation(alert, "advice")
         if (end := next((f for f in run.findings if BY_CAUSE[f.cause].ends_run), None)) is not None:
             alert, title, do = "RunKilled", end.title, end.advice
             why = [f"- {evidence.text}" for evidence in end.evidence]

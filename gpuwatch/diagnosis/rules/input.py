@@ -378,16 +378,16 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
     wait = input_wait(window, thresholds)
     if wait is None:
         return None
-    evidence, gain, title = queue_evidence(window), None, "training waits for data; the reason is not proven"
+    evidence, gain, title = queue_evidence(window), None, "the loader is too slow; no cause is proven"
     advice = "capture the loader's stacks while training waits, to see what a fetch does (gpuwatch stacks)"
     ratios, fetch, place = window.worker_cpu_ratios, window.fetch_cpu_ratio, window.fetch_place
     if ratios:
         mean = sum(ratios) / len(ratios)
-        text = f"{len(ratios)} loader workers are on the CPU {{}} of the time on average"
+        text = f"a loader worker is on the CPU {{}} of the time (mean of {len(ratios)})"
         evidence += measured("worker CPU", mean, text)
         if window.worker_waits is not None:
             kind, share = max(window.worker_waits.items(), key=lambda item: item[1])
-            text = f"their most frequent state: {kind} ({{}} of the samples)"
+            text = f"the most frequent state of workers: {kind} ({{}} of the samples)"
             evidence += measured("workers blocked on", share, text)
             if kind == SLEEP and share >= thresholds.worker_waiting:
                 title = "loader workers sleep: they wait on a timer (a retry, a rate limit, polling)"

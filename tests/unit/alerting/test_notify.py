@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Page, Snapshot
 from gpuwatch_agent.notify import GIVE_UP_S, Notifier, apprise_senders
-from gpuwatch_agent.notify.conditions import Condition, conditions
+from gpuwatch_agent.notify.conditions import Condition, annotation, conditions
 from tests.receivers import mail_server, webhook
 
 START_S = 1_790_000_000.0
@@ -311,7 +312,7 @@ def test_a_url_that_apprise_does_not_take_is_named_without_its_secrets(url: str)
     pytest.importorskip("apprise")
     with pytest.raises(ConfigError, match="--notify: Apprise does not support") as error:
         apprise_senders([url])
-    assert "host" not in str(error.value).split("take")[1].split(";")[0] or url == "nonsense"
+    assert "host" not in str(error.value).split("support")[1].split(";")[0] or url == "nonsense"
 
 
 def test_allocated_gpu_without_a_process_is_an_alert_after_half_an_hour_and_resolved_when_it_is_used() -> None:
@@ -374,3 +375,11 @@ def test_a_name_calls_no_one_in_slack() -> None:
         )
         send("t", f"run {EVIL}", False)
     assert posted and "<!channel>" not in posted[0]
+
+
+def test_what_is_taken_from_the_alerts_is_plain_text() -> None:
+    """An agent fills in no templates of Prometheus, nor ours."""
+    for alert in ("GpuLost", "GpuXid", "GpuAllocatedUnused", "GpuwatchTelemetryLost"):
+        assert not re.search(r"\$\{|\{\{|\n", annotation(alert, "advice")), alert
+    assert not re.search(r"\$\{|\{\{|\n", annotation("GpuwatchTelemetryLost", "description"))
+    assert annotation("GpuAllocatedUnused", "advice") == "request fewer GPUs, or release the allocation"

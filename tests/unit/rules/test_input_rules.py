@@ -189,7 +189,7 @@ def test_workers_on_a_timer_are_named() -> None:
     finding = input_unexplained(
         replace(STARVED, worker_cpu_ratios=(0.02,) * 4, worker_waits={"other": 0.8, "cpu": 0.2})
     )
-    assert finding is not None and "not proven" in finding.title
+    assert finding is not None and "no cause is proven" in finding.title
 
 
 def test_unexplained_is_quiet_on_a_healthy_loop_and_beside_a_proven_cause() -> None:
