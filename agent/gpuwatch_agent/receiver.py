@@ -16,6 +16,7 @@ from gpuwatch import wire
 from gpuwatch.errors import ProtocolError
 from gpuwatch.wire.sockets import Peer, ZmqReceiver
 from gpuwatch_agent.connections import Connections
+from gpuwatch_agent.deadline import Background
 
 logger = logging.getLogger(__name__)
 
@@ -71,26 +72,21 @@ class _Quota:
         return True
 
 
-class Receiver:
+class Receiver(Background):
     """The agent's end of the wire."""
 
     def __init__(self, socket: ZmqReceiver, clock: Callable[[], float] = time.monotonic) -> None:
-        self._socket = socket
-        self._clock = clock
+        super().__init__("receiver", 2.0)
+        self._socket, self._clock = socket, clock
         self._arrived: deque[Arrival] = deque()
         self._bytes_kept = 0
         self._quotas: dict[Peer | int, _Quota] = {}  # of processes, and by uid of users
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
         self._lock = threading.Lock()
         self.received = 0
         self.rejected: Counter[str] = Counter()
         self._refused_s: dict[str, float] = {}  # when each reason was logged last
         self._connections = Connections(socket.endpoints)
         self.polled_s = clock()  # when the thread last asked for messages, on the monotonic clock
-
-    def start(self) -> None:
-        self._thread.start()
 
     def drain(self) -> list[Arrival]:
         """Return what arrived since the last call, oldest first."""
@@ -99,8 +95,7 @@ class Receiver:
         return drained
 
     def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=2.0)
+        super().stop()
         self._socket.close()
 
     def _run(self) -> None:

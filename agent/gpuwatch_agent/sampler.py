@@ -17,6 +17,7 @@ from gpuwatch.metrics import Sample
 from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
 from gpuwatch_agent.collectors.node import Roots
+from gpuwatch_agent.deadline import Background
 from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
@@ -43,10 +44,11 @@ _REJECTED = ("malformed", "version", "too_large", "impossible", "too_many_runs")
 _FINDINGS_EVERY = 5  # ticks between two updates of an active finding in the history
 
 
-class Sampler:
-    """Owns the agent's state: only this thread changes it."""
+class Sampler(Background):
+    """Owns the agent's state: only this thread changes it. It ends with a last tick, so that all messages are booked."""
 
     def __init__(self, receiver: Receiver, history: History, config: Config, boot_id: str) -> None:
+        super().__init__("sampler", 10.0)
         own, thresholds = config.agent, config.thresholds
         roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
         self._receiver = receiver
@@ -69,8 +71,6 @@ class Sampler:
         self._ticks_done = self._offset_ns = 0
         self.ticked_s = time.monotonic()  # when the last tick ended, on the monotonic clock
         self._kept_findings: Collection[tuple[tuple[str, int, str, str], bool]] = ()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.snapshot: exporter.Snapshot | None = None
         self.extra_samples: list[Callable[[], Iterable[Sample]]] = []
         """Further series of the agent itself (the notifier's counters)."""
@@ -93,12 +93,7 @@ class Sampler:
             logger.warning(
                 "the previous agent's state cannot be read (%s): counters start from the hooks' totals", error
             )
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the tick in progress and a last one, so that all messages are booked."""
-        self._stop.set()
-        self._thread.join(timeout=10.0)
+        super().start()
 
     def _run(self) -> None:
         due = time.monotonic()
