@@ -16,7 +16,7 @@ from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
-from gpuwatch_agent.runs import RUNNING, Run, RunRegistry
+from gpuwatch_agent.runs import RUNNING, Run, RunKey, RunRegistry
 from gpuwatch_agent.runs.views import ActiveFinding, finding_view, recent_view, run_view
 from gpuwatch_agent.runs.window import RecentSamples, host_facts, node_window, ranks_by_run, run_window
 
@@ -30,7 +30,7 @@ class FindingTracker:
     """Findings of all runs and GPUs, by (run, rank, cause, gpu). `run` is empty for the node's own."""
 
     entries: dict[tuple[str, int, str, str], ActiveFinding] = field(default_factory=dict)
-    causes_seen: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    causes_seen: dict[RunKey, set[str]] = field(default_factory=dict)
     """Causes that were ever active, whose series are 0 now."""
 
     def update(self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float) -> None:
@@ -57,7 +57,7 @@ class FindingTracker:
             self.entries[run, rank, why.cause, why.gpu or ""] = entry
             self.causes_seen.setdefault((run, rank), set()).add(why.cause)
 
-    def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
+    def keep_only(self, runs: Collection[RunKey]) -> None:
         """Forget every run except these and the node itself."""
         self.entries = {key: entry for key, entry in self.entries.items() if not key[0] or key[:2] in runs}
         self.causes_seen = {key: causes for key, causes in self.causes_seen.items() if not key[0] or key in runs}
@@ -92,7 +92,7 @@ class Evaluator:
         self._ranks: dict[str, tuple[RankFacts, ...]] = {}
         self._tick = 0
         self.findings = FindingTracker()
-        self.views: dict[tuple[str, int], api.Run] = {}
+        self.views: dict[RunKey, api.Run] = {}
 
     def evaluate(self, runs: RunRegistry, accounts: Sequence[GpuAccount], now_ns: int, now_s: float) -> None:
         """Evaluate the runs that are due, and all GPUs. A run that cannot be evaluated is dropped."""

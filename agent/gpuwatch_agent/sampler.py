@@ -28,7 +28,7 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.processes.workers import OomWatch, WorkerWatch, group_samples
 from gpuwatch_agent.receiver import Arrival, Receiver
-from gpuwatch_agent.runs import Run, RunRegistry
+from gpuwatch_agent.runs import Run, RunKey, RunRegistry
 from gpuwatch_agent.runs.jobs import Jobs
 from gpuwatch_agent.runs.views import finding_view
 from gpuwatch_agent.runs.window import RecentSamples
@@ -90,9 +90,7 @@ class Sampler(Background):
             else:
                 self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
         except sqlite3.Error as error:  # on a full disk
-            logger.warning(
-                "the previous agent's state cannot be read (%s): counters start from the hooks' totals", error
-            )
+            logger.warning("the previous agent's state cannot be read (%s): counters start from hooks' totals", error)
         super().start()
 
     def _run(self) -> None:
@@ -167,7 +165,7 @@ class Sampler(Background):
             with self._part("stacks"):
                 runs = list(self._runs.runs.values())
                 self.stacks.tick(runs, self._evaluator.findings, self._table, now_ns, now_s)
-        records: dict[tuple[str, int], bytes] = {}
+        records: dict[RunKey, bytes] = {}
         samples: list[Sample] = []
         offset_ns = int(now_s * 1e9) - now_ns
         behind = self._history.was_behind  # then a counter that was restored may be lower than it was served
@@ -258,11 +256,7 @@ class Sampler(Background):
         yield Sample("gpuwatch_history_waiting_seconds", len(self.writer.waiting))
 
     def _commit(
-        self,
-        samples: Sequence[Sample],
-        records: Mapping[tuple[str, int], bytes],
-        steps: Sequence[StepBatch],
-        now_s: float,
+        self, samples: Sequence[Sample], records: Mapping[RunKey, bytes], steps: Sequence[StepBatch], now_s: float
     ) -> None:
         active = {
             (key, entry.stacks is not None): entry  # stacks come seconds after the finding

@@ -171,9 +171,8 @@ def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int:
         return 0
     begin_ms = oldest // MINUTE_MS * MINUTE_MS
     span = (begin_ms, min(before_ms, begin_ms + MINUTE_MS))
-    rows = connection.execute(
-        "SELECT time_ms, layout, row FROM tick WHERE time_ms >= ? AND time_ms < ? ORDER BY time_ms", span
-    )
+    where = "WHERE time_ms >= ? AND time_ms < ?"
+    rows = connection.execute(f"SELECT time_ms, layout, row FROM tick {where} ORDER BY time_ms", span)
     by_layout: dict[int, list[tuple[int, array[float]]]] = {}
     bad = 0
     for time_ms, layout, row in rows.fetchall():
@@ -189,7 +188,7 @@ def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int:
             "INSERT OR REPLACE INTO tick_minute VALUES (?, ?, ?, ?, ?)",
             (ticks[-1][0], layout, values[-1].tobytes(), low.tobytes(), high.tobytes()),
         )
-    connection.execute("DELETE FROM tick WHERE time_ms >= ? AND time_ms < ?", span)
+    connection.execute(f"DELETE FROM tick {where}", span)
     return bad
 
 

@@ -14,7 +14,7 @@ from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.host import blocked, cgroup, proc
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.runs import LOST, RUNNING, Run
+from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
 from gpuwatch_agent.runs.records import WorkerIo
 
 _WINDOW_S = 15.0
@@ -40,7 +40,7 @@ class WorkerWatch:
 
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
-        self._seen: dict[tuple[str, int], Seen] = {}
+        self._seen: dict[RunKey, Seen] = {}
         self._usage_ns: int | None = None
         self._tick = 0
 
@@ -163,7 +163,6 @@ def group_samples(runs: Sequence[Run], table: ProcessTable) -> Iterator[Sample]:
         yield from (Sample(metric, value, labels) for metric, value in values.items() if value is not None)
 
 
-_Key = tuple[str, int]
 _Where = Literal["group", "around", "node"]
 _MOST_SAMPLES = 30
 """A process alive for so many seconds without a message was not killed before them: a killed one is gone sooner."""
@@ -195,7 +194,7 @@ class OomWatch:
 
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
-        self._samples: dict[_Key, list[_Sample]] = {}
+        self._samples: dict[RunKey, list[_Sample]] = {}
         """Those since the last sign of life, and the last one before it; the oldest first."""
 
     def update(self, runs: Sequence[Run], now_ns: int) -> None:

@@ -69,9 +69,7 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
     recent_declared = seconds_by("phase", f"increase(gpuwatch_phase_seconds_total{window})")
     steps_per_s = values(f"rate(gpuwatch_steps_total{window})")
     samples_per_s = values(f"rate(gpuwatch_samples_total{window})")
-    p50, p95 = (
-        values(f'gpuwatch_step_percentile_seconds{where[:-1]}, percentile="{name}"}}') for name in ("p50", "p95")
-    )
+    p50, p95 = (values(f'gpuwatch_step_percentile_seconds{where[:-1]}, percentile="{p}"}}') for p in ("p50", "p95"))
     mfu, estimated = (values(f"gpuwatch_run_{name}_ratio{where}") for name in ("mfu", "mfu_estimated"))
     jobs = f"{last('gpuwatch_job_start_timestamp_seconds')} * 0"
 
@@ -194,9 +192,7 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
     """Return a node's GPUs, each with its longest state of the window; None: not known whether it has any."""
     where = f"{{{Match(INSTANCE, '=', instance)}}}"
     seen = instant(f"gpuwatch_gpus_seen{where}")
-    gauges = {
-        name: {_gpu_key(labels): value for labels, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES
-    }
+    gauges = {name: {_gpu_key(of): value for of, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES}
     infos = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_info{where}")}
     owners = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_owner_info{where}")}
     states: dict[Key, tuple[float, str]] = {}

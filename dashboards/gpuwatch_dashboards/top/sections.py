@@ -79,10 +79,8 @@ def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
     recent = run.recent.states if run.recent else {}
     bars = [("last minute", recent)] if recent else []
     bars.append(("(whole run)" if recent else "whole run", run.states))
-    lines = [
-        d.figure(f" {d.cell(name, LABEL - 2)} ", "").append_text(d.bar(of, width - LABEL - 1)) for name, of in bars
-    ]
-    return [*lines, *d.flowed(d.legend(recent, run.states, least), width)]
+    rows = [d.figure(f" {d.cell(name, LABEL - 2)} ", "").append_text(d.bar(of, width - LABEL - 1)) for name, of in bars]
+    return [*rows, *d.flowed(d.legend(recent, run.states, least), width)]
 
 
 def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
