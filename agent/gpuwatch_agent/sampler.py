@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuwatch import __version__, wire
 from gpuwatch.config import Config
@@ -283,11 +284,7 @@ class Sampler(Background):
 
     def _publish(self, samples: Sequence[Sample], now_ns: int, now_s: float) -> None:
         views = sorted(self._evaluator.views.values(), key=lambda view: -view.last_message_s)
-        found = [
-            msgspec.structs.replace(finding, run=view.run, rank=view.rank, name=view.name)
-            for view in views
-            for finding in view.findings
-        ]
+        found = [replace(f, run=view.run, rank=view.rank, name=view.name) for view in views for f in view.findings]
         found += map(finding_view, self._evaluator.findings.active("", 0))
         self.snapshot = exporter.Snapshot(
             time_s=now_s,

@@ -77,9 +77,8 @@ def ecc_errors(smi: Smi, handle: Handle) -> list[Value]:
 
 def pcie(smi: Smi, handle: Handle) -> list[Value]:
     """Return how many packets were sent again."""
-    return values(
-        pcie_replays_total=_scaled(smi.amdsmi_get_pcie_info(handle)["pcie_metric"].get("pcie_replay_count"), 1)
-    )
+    info = smi.amdsmi_get_pcie_info(handle)["pcie_metric"]
+    return values(pcie_replays_total=_scaled(info.get("pcie_replay_count"), 1))
 
 
 FAST = (activity, memory, power, energy, temperature, clocks)

@@ -173,12 +173,8 @@ class DcgmCollector(GpuCollector):
         if not self._most_seen:
             raise NoData(f"the dcgm-exporter at {self.url} lists no GPU")
         seen = Sample("gpuwatch_gpus_seen", len(self._page)), Sample("gpuwatch_gpus_expected", self._most_seen)
-        samples = [
-            sample
-            for each in self._page.values()
-            for part in self.parts([each.gpu])
-            for sample in part.samples(each.values(part))
-        ]
+        parts = ((each, part) for each in self._page.values() for part in self.parts([each.gpu]))
+        samples = [sample for each, part in parts for sample in part.samples(each.values(part))]
         return [*processes, *samples, *seen]
 
     def devices(self) -> tuple[GpuDevice, ...]:

@@ -70,13 +70,10 @@ class OtlpPusher(Background):
         super().__init__("otlp", 5.0)
         self._http, self._every_s, self._snapshot = Http(_checked(url)), every_s, snapshot
         self._where = f"the OTLP collector at {without_password(url)}"
-        own = {
-            "content-type": "application/x-protobuf",
-            "content-encoding": "gzip",
-            "user-agent": f"gpuwatch/{__version__}",
-        }
-        headers = _pairs("OTEL_EXPORTER_OTLP_HEADERS", "[ -~]+")
-        self._headers = {name.lower(): value for name, value in headers.items()} | own
+        given = _pairs("OTEL_EXPORTER_OTLP_HEADERS", "[ -~]+")
+        self._headers = {name.lower(): value for name, value in given.items()}
+        self._headers |= {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
+        self._headers["user-agent"] = f"gpuwatch/{__version__}"
         self._resource = {
             "service.name": "gpuwatch-agent",
             "service.instance.id": f"{host}:{port}",

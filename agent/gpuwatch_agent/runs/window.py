@@ -140,20 +140,15 @@ def host_facts(node: RecentSamples) -> HostFacts:
 
 def _as_seen_by(run: Run, host: HostFacts, workers: WorkerWatch, table: ProcessTable) -> HostFacts:
     """Return the node as one process sees it: its own /dev/shm, its cores and memory, its network namespace."""
-    quota_cores, throttled_ratio = workers.quota(run)
-    host = replace(
-        host,
-        cpu_quota_cores=quota_cores,
-        cpu_throttled_ratio=throttled_ratio,
-        network_receive_bytes_per_s=workers.receive_rate(run),
-    )
+    (cores, throttled), received = workers.quota(run), workers.receive_rate(run)
+    host = replace(host, cpu_quota_cores=cores, cpu_throttled_ratio=throttled, network_receive_bytes_per_s=received)
     pid = table.host_pid(run.hello)
     if pid is None:
         return host
-    shm, cores = table.shm(pid), table.allowed_cores(pid)
+    shm, allowed = table.shm(pid), table.allowed_cores(pid)
     return replace(
         host,
-        cpu_cores=host.cpu_cores if cores is None else cores,
+        cpu_cores=host.cpu_cores if allowed is None else allowed,
         memory_available_bytes=within_limit(host.memory_available_bytes, table.memory_room(pid)),
         shm_size_bytes=host.shm_size_bytes if shm is None else shm.size_bytes,
         shm_used_bytes=host.shm_used_bytes if shm is None else shm.used_bytes,

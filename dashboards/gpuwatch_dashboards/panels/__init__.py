@@ -151,11 +151,9 @@ def with_texts(value: Any, texts: Mapping[str, str]) -> Any:
         return {key: with_texts(each, texts) for key, each in value.items()}
     if isinstance(value, list):
         return [with_texts(each, texts) for each in value]
-    return (
-        re.sub(r"\$\{(\w+)\}", lambda name: with_texts(texts[name[1]], texts), value)
-        if isinstance(value, str)
-        else value
-    )
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"\$\{(\w+)\}", lambda name: with_texts(texts[name[1]], texts), value)
 
 
 def panels(group: str) -> tuple[Panel, ...]:

@@ -99,10 +99,8 @@ class PrometheusSource:
         start_s = span.start_s // step_s * step_s
         params: Params = {"query": expr, "start": start_s, "end": span.end_s, "step": step_s}
         found = self._api.query("query_range", params, timeout_s)
-        return [
-            Series(r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values)).points(1.5 * step_s))
-            for r in found
-        ]
+        lines = ((r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values))) for r in found)
+        return [Series(labels, line.points(1.5 * step_s)) for labels, line in lines]
 
     def _resolution(self, span: Span) -> tuple[float, str]:
         """Return the seconds between two points of a line, and the range of rates."""

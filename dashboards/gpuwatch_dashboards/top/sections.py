@@ -222,11 +222,8 @@ def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
     """Return one GPU: a bar of its last minute, its findings and curves."""
     title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
     shares = facts.series.gpu_shares(gpu)
-    lines = [
-        d.rule(title, width),
-        Text(" ").append_text(d.bar(shares, width - 2)),
-        *d.flowed(d.legend(shares, {}), width),
-    ]
+    bar = Text(" ").append_text(d.bar(shares, width - 2))
+    lines = [d.rule(title, width), bar, *d.flowed(d.legend(shares, {}), width)]
     found = [finding for finding in facts.node.findings if finding.gpu in (gpu.gpu, gpu.uuid)]
     lines += finding_lines(found, facts.time_s, True, width) if found else []
     measured = (

@@ -125,10 +125,8 @@ def pressure(machine: Machine) -> Outcome:
     """Whether the kernel reports pressure stall information (PSI): how long tasks waited for CPU, I/O and memory."""
     folder = machine.procfs / "pressure"
     if missing := [kind for kind in ("cpu", "io", "memory") if proc.optional(proc.pressure_s, folder / kind) is None]:
-        return warning(
-            f"no pressure figures for {', '.join(missing)}: causes are less certain",
-            "a kernel of 4.20 or later, booted with psi=1",
-        )
+        remedy = "a kernel of 4.20 or later, booted with psi=1"
+        return warning(f"no pressure figures for {', '.join(missing)}: causes are less certain", remedy)
     return ok("cpu, io and memory")
 
 
