@@ -398,13 +398,8 @@ class RunRegistry:
             return key
         latest = next(reversed(run.senders.values()))
         same_hello = isinstance(message, wire.Hello) and run.hello and message.pid == run.hello.pid
-        if (
-            same_hello
-            or (pid and latest.pid == pid)
-            or latest.said_bye
-            or now_ns - run.heard_ns > SILENCE_NS
-            or not self._alive(run.hello)
-        ):
+        over = same_hello or (pid and latest.pid == pid) or latest.said_bye or now_ns - run.heard_ns > SILENCE_NS
+        if over or not self._alive(run.hello):
             return key  # it takes over: an elastic restart, or a process's next loop
         number = 2
         while (key := (f"{name[: wire.MAX_NAME - 8]}#{number}", message.rank)) in self.runs:
