@@ -70,6 +70,7 @@ golden: $(STAMP) ## write all generated files: Grafana dashboards, Prometheus ru
 	$(BIN)/python scripts/metrics_page.py > docs/reference/metrics.md
 	$(BIN)/python scripts/thresholds_page.py > docs/reference/thresholds.md
 	$(BIN)/python scripts/alerts_page.py > docs/reference/alerts.md
+	$(BIN)/python scripts/causes_page.py
 	$(BIN)/python scripts/commands_page.py > docs/reference/commands.md
 	$(BIN)/python scripts/report_schemas.py
 	$(BIN)/python scripts/api_page.py

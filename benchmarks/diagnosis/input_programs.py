@@ -183,7 +183,7 @@ def small_shm(clock: Clock) -> None:
 
 
 INPUT = (
-    Program("batches made in the training process", single_process, ("input_single_process",), cpu_bound=True),
+    Program("batches prepared in the training process", single_process, ("input_single_process",), cpu_bound=True),
     Program("the same, waiting for storage", single_process_io, ("input_single_process",)),
     Program("2 workers decode, cores are free", too_few_workers, ("input_cpu",), node="alone", cpu_bound=True, hook_sees=False),
     Program("a worker on every core", no_cores_left, ("input_cpu_saturated",), cpu_bound=True, also=("burst_every_n",)),

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds, Prices
 from gpuwatch.diagnosis.finding import Severity
+from gpuwatch.diagnosis.rules import RULES
 from gpuwatch.errors import ConfigError
 
 TEMPLATES = ("recording.yml", "alerts.yml")
@@ -77,10 +78,9 @@ def groups(thresholds: AlertThresholds | None = None, prices: Prices | None = No
 
 def filled(template: Mapping[str, Any], thresholds: AlertThresholds, prices: Prices) -> Iterator[dict[str, Any]]:
     """Yield a template's groups with every name filled in. Raises ConfigError for a name that does not exist."""
-    values = _values(thresholds, prices)
-    for alert, changes in template.get("changes", {}).items():
-        values |= _changes(alert, changes)
-    values |= template.get("texts", {})
+    values = _values(thresholds, prices) | template.get("texts", {})
+    for alert in alerts():
+        values |= _changes(alert)
     active: set[str | None] = {None}
     if prices.gpu_hour is not None:
         active |= {"any_price", "prices_by_model" if prices.models else "one_price"}
@@ -135,19 +135,22 @@ def _held(
     return f"({held} unless on {ended})\n* on (job, run) group_left ({labels}) run:gpuwatch_run_info:one"
 
 
-def _changes(alert: str, changes: Mapping[str, str]) -> dict[str, str]:
-    """Return templates of what a run's most costly finding advises, up to its else, and of the change for that cause; and the causes as a regular expression."""
+def _changes(alert: str) -> dict[str, str]:
+    """Return templates: what a run's most costly finding advises, up to its else; the change for that cause, and for `.`; a pattern of causes."""
+    changes = {rule.cause: rule.change for rule in RULES if rule.alert == alert}
     causes = "|".join(changes)
     largest = f'max by (job, instance, cause) (gpuwatch_finding_evidence_ratio{{run=%q,cause=~"{causes}"}})'
     advice = "topk by (job, instance, cause) (1, gpuwatch_finding_info{run=%q})"
     advised = f"topk(1, {largest} * on (job, instance, cause) group_left (advice) {advice})"
     advised = f"{{{{ with printf `{advised}` $labels.run $labels.run | query }}}}{{{{ (. | first).Labels.advice }}}}{{{{ else }}}}"
-    other = "see the runbook" if len(changes) > 1 else next(iter(changes.values()))
     costliest = f'sort_desc(max by (cause) (gpuwatch_finding_evidence_ratio{{run=%q,cause=~"{causes}"}}))'
     text = "{{ else ".join(f"if eq . `{cause}` }}}}{change}" for cause, change in changes.items())
-    text = f"{{{{ with (. | first).Labels.cause }}}}{{{{ {text}{{{{ end }}}}{{{{ end }}}}"
-    text = f"{{{{ with printf `{costliest}` $labels.run | query }}}}{text}{{{{ else }}}}{other}{{{{ end }}}}"
-    return {f"advised_{alert}": advised, f"change_{alert}": text, f"causes_of_{alert}": causes}
+    of_cause = f"{{{{ {text}{{{{ end }}}}"
+    text = f"{{{{ with (. | first).Labels.cause }}}}{of_cause}{{{{ end }}}}{{{{ else }}}}see the runbook{{{{ end }}}}"
+    text = f"{{{{ with printf `{costliest}` $labels.run | query }}}}{text}"
+    change = next(iter(changes.values())) if len(changes) == 1 else text
+    names = ("advised", "change", "change_of", "causes_of")
+    return {f"{name}_{alert}": text for name, text in zip(names, (advised, change, of_cause, causes), strict=True)}
 
 
 def _fill(value: Any, values: Mapping[str, str]) -> Any:

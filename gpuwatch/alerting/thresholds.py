@@ -30,8 +30,7 @@ class AlertThresholds:
     starved_min_training_s: float = 60  # Training time that the window must hold before a share of it means anything.
     starved_for_s: float = 120  # At most window minus minimum, or training between long evaluations never fires.
     sweep_window_s: float = 600  # Runs that begin and end within it, such as trials, are judged together, by owner.
-    sweep_runs: float = 3
-    """How many of them must have ended within three windows: trials one by one, each almost as long as the window, do."""
+    sweep_runs: float = 3  # How many must have ended within three windows: as trials as long as the window do.
     sweep_for_s: float = 120
     inefficient_gpus: float = 0.25  # How many GPUs' work a finding must cost: its share of the time times the ranks.
     inefficient_for_s: float = 900
@@ -66,8 +65,7 @@ class AlertThresholds:
     low_power_ratio: float = 0.4  # Share of its top power in `power_window_s` below which full utilisation is no work.
     power_window_s: float = 21600  # How far back the GPU's own highest power is looked up.
     rank_pace_ratio: float = Thresholds.rank_pace  # Ranks whose steps differ by more are not compared: no straggler.
-    straggler_ratio: float = 0.1
-    """Excess of a rank's own time over that of the faster ranks, on all nodes, as a share of the run's training time."""
+    straggler_ratio: float = 0.1  # Excess of a rank's own time over the faster ranks' (all nodes), by training time.
     straggler_for_s: float = 300
     straggler_across_for_s: float = 600  # Twice its window, in which one long wait of one rank stays.
     epoch_pause_for_s: float = 300
@@ -172,9 +170,9 @@ class Prices:
             if re.search(r"[\"'{}`\\<>\n]", model):
                 raise ConfigError(f"models: {model!r} has a character that no model name has")
 
-    def hourly(self, models: Iterable[str]) -> list[float]:
-        """Return what an hour of each of these GPUs costs, of a MIG instance its compute slices' share; [] without any price."""
-        return [] if self.gpu_hour is None else [self._hour(model, self.gpu_hour) for model in models]
+    def hourly(self, models: Iterable[str], share: float = 1.0) -> list[float]:
+        """Return what an hour of this share of each of these GPUs costs, of a MIG instance its compute slices'; [] without any price."""
+        return [] if self.gpu_hour is None else [share * self._hour(model, self.gpu_hour) for model in models]
 
     def _hour(self, name: str, otherwise: float) -> float:
         model, _, profile = name.partition(" MIG ")  # "NVIDIA A30 MIG 2g.12gb", "… MIG 1c.3g.40gb"

@@ -87,7 +87,8 @@ class Run(msgspec.Struct, frozen=True):
     goodput_ratio: float | None = None  # Of its job, as in `Job`.
     goodput_is_exact: bool = True  # False: it is at most that, as no global step number was given.
     gpus: tuple[str, ...] = ()  # Models of the rank's GPUs, now or last.
-    cost: Cost | None = None  # Of these GPUs; None without a price or a GPU.
+    gpu_share: float = 1.0  # Of these GPUs' time; less where other processes held them too.
+    cost: Cost | None = None  # Of this share of them; None without a price or a GPU.
     recent: Recent | None = None  # None without a step in the last minute.
     verdict: Verdict | None = None
     """Of the last minute, after the end that of `conclusion`; None until the first steps."""
@@ -261,7 +262,7 @@ class Job(msgspec.Struct, frozen=True):
     `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done), `lost` (steps that the last attempt
     has not come to again, nor resumed from)."""
     goodput_ratio: float | None
-    """Share of that time that computed new steps; at most that, where `redone_steps` is None."""
+    """Share of that time spent on new steps; at most that, where `redone_steps` is None."""
     steps: int
     redone_steps: int | None  # None: no global step number was given.
     lost_steps: int | None  # None as above.

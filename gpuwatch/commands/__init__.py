@@ -10,7 +10,8 @@ from gpuwatch.commands.rules import rules
 from gpuwatch.commands.run import run
 from gpuwatch.commands.stacks import stacks
 from gpuwatch.commands.top import top
+from gpuwatch.commands.trace import trace
 from gpuwatch.commands.tune import tune
 from gpuwatch.commands.up import dashboard, up
 
-COMMANDS = (up, top, run, agent, dashboard, demo, rules, grafana, doctor, tune, report, compare, digest, stacks)
+COMMANDS = (up, top, run, agent, dashboard, demo, rules, grafana, doctor, tune, report, compare, digest, stacks, trace)

@@ -66,9 +66,9 @@ def _job(agent_url: str) -> str:
     """Return the ledger of the only job, which has ended, and what it comes to."""
     (job,) = Client(agent_url).caught_up().jobs()
     wall_s = sum(job.states.values())
-    verdict = f"killed {job.interruptions} times: {percent(job.goodput_ratio or 0.0)} of {duration(wall_s)} computed new steps"
+    verdict = f"killed {job.interruptions} times: {percent(job.goodput_ratio or 0.0)} of {duration(wall_s)} went into new steps"
     wasted_s = sum(job.states.get(state, 0.0) for state in ("down", "restart", "redone", "lost"))
-    verdict += f", {percent(wasted_s / wall_s)} went into restarts and repeated steps"
+    verdict += f", {percent(wasted_s / wall_s)} into restarts and repeated steps"
     gain = "".join(f"\n  {found.advice.capitalize()}: {found.gain} the throughput, predicted" for found in job.findings)
     return f"{job_text(asdict(job))}\n\nVerdict: {verdict}{gain}"
 

@@ -15,6 +15,7 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 def run(
     command: Annotated[list[str], typer.Argument(help="Program and its arguments, after `--`.", metavar="-- COMMAND…")],
+    trace: Annotated[bool, typer.Option("--trace", help="Allow `gpuwatch trace`.")] = False,
 ) -> None:
     """Run a program and watch the training in it and in its child processes, such as torchrun's workers.
 
@@ -38,7 +39,7 @@ def run(
             _end(_NOT_EXECUTABLE, f"{name}: {'is a directory' if Path(name).is_dir() else 'not executable'}")
         _end(_NOT_FOUND, f"{name}: no such program")
     try:
-        os.execve(program, command, environment(os.environ, command))
+        os.execve(program, command, environment({**os.environ, **({"GPUWATCH_TRACE": "1"} if trace else {})}, command))
     except OSError as error:
         _end(_NOT_EXECUTABLE, f"{name}: {error.strerror}")
 

@@ -10,7 +10,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import as_json, file_name
 from gpuwatch.tools.reports.gather import choose
 from gpuwatch.tools.stacks.records import lines
-from gpuwatch.tools.stacks.spy import Target, find_py_spy, take
+from gpuwatch.tools.stacks.spy import Target, take
 
 
 def stacks(
@@ -27,15 +27,14 @@ def stacks(
 
     Example: `gpuwatch stacks resnet50-a`, `gpuwatch stacks --pid 4711 --seconds 10`
 
-    The training continues and needs no extra package; py-spy must be installed where this command runs.
+    The training continues and needs no extra package. Without py-spy here it samples itself, and its loader workers are left out.
 
-    Exit codes: 0 done, 1 a process cannot be read (the message says what to do), 2 wrong usage, no such run, or py-spy is missing.
+    Exit codes: 0 done, 1 a process cannot be read (the message says what to do), 2 wrong usage, or no such run.
     """
-    find_py_spy()
     if pid is not None:
         targets = [Target(0, pid, output / f"gpuwatch-stacks-{pid}.speedscope.json")]
     else:
-        targets = _targets(Client(agent, "give --agent URL, or --pid"), run, rank, output)
+        targets = targets_of(Client(agent, "give --agent URL, or --pid"), run, rank, output)
     found = take(targets, seconds, rate)
     if json:
         typer.echo(as_json(found))
@@ -46,7 +45,7 @@ def stacks(
         typer.echo(f"flame graph: {graph} (drop it on https://www.speedscope.app, which keeps it in your browser)")
 
 
-def _targets(source: Client, run: str, rank: int | None, folder: Path) -> list[Target]:
+def targets_of(source: Client, run: str, rank: int | None, folder: Path) -> list[Target]:
     ranks = [each for each in choose(source, run) if rank is None or each.rank == rank]
     if not ranks:
         raise ConfigError(f"--rank {rank}: run {run} has no such rank on this node")

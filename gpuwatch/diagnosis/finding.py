@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -78,9 +79,9 @@ class Conclusion(msgspec.Struct, frozen=True):
 
 
 def found(
-    title: str, ratio: float, *evidence: Evidence, advice: str, severity: Severity = "warning", **more: Any
+    title: str, ratio: float, *evidence: Evidence, advice: str = "", severity: Severity = "warning", **more: Any
 ) -> Finding:
-    """Return a finding of the rule that calls this, which gives it its cause."""
+    """Return a finding of the rule that calls this, which gives it its cause and, without advice, its change."""
     return Finding("", severity, title, ratio, evidence, advice, **more)
 
 
@@ -124,14 +125,15 @@ class Rule:
     Returns None when the cause is not there, or when its signal was not measured.
     """
 
-    find: Find  # Pure: a window and thresholds in, a finding of this cause or None out.
+    find: Find  # Pure: a window and thresholds in, a finding of this cause or None out. Its docstring is in the docs.
+    change: str  # What to change, in a line: for docs and alerts, and the advice of a finding that has none of its own.
     explains: tuple[str, ...]  # Causes that are its consequences. A fallback among them is not reported with it.
     explained_by: tuple[str, ...]  # Causes that this one is a consequence of, besides those that name it in `explains`.
     stacks: Target | None
     """Whose stacks show more: the rank's loader workers (its training process where it has none), its training process, or the
     training processes of all ranks on the node. None: stacks do not help."""
     alert: str | None  # The alert of alerting/alerts.yml that it raises, by which the agent notifies; None: none.
-    runbook: str  # The page in docs/runbooks that lists this cause and what to do about it.
+    runbook: str  # The page in docs/runbooks that lists this cause: that of its alert, if it has one.
     delays_rank: Literal["input", "host"] | None = None
     """By what it can make one rank of a run late: its wait for data, or its own time after that. None: by neither."""
     fallback: bool = False  # It says that nothing is proven: reported where no rule that explains it found anything.
@@ -143,9 +145,16 @@ class Rule:
 
     def __call__(self, window: Window, thresholds: Thresholds = THRESHOLDS) -> Finding | None:
         finding = self.find(window, thresholds)
-        return None if finding is None else msgspec.structs.replace(finding, cause=self.cause)
+        more = {} if finding is None else {"cause": self.cause, "advice": finding.advice or self.change}
+        return finding and msgspec.structs.replace(finding, **more)
 
 
-def rule(**facts: Any) -> Callable[[Find], Rule]:
+def rule(change: str, **facts: Any) -> Callable[[Find], Rule]:
     """Make a rule of a function that is called what it finds. The facts are the fields of `Rule`; a missing one is a TypeError."""
-    return lambda find: Rule(find, **facts)
+    of_alert = {"runbook": facts["alert"]} if facts.get("alert") else {}
+    return lambda find: Rule(find, change, **of_alert, **facts)
+
+
+lone = partial(
+    rule, explains=(), explained_by=(), stacks=None
+)  # a cause without ties to others, or all but those named

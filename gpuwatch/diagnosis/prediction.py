@@ -58,7 +58,7 @@ class Plan:
     def note(self) -> str:
         """What goes with the advice, e.g. "; expect a step of 40 ms to 52 ms; takes up to 96 MiB of /dev/shm"."""
         low, high = self.step_s
-        text = f" ({self.needed} would feed the step, limited by {self.limit})" if self.limit is not None else ""
+        text = f" (the step needs {self.needed}; limited by {self.limit})" if self.limit is not None else ""
         if self.promises:
             text += f"; expect a step of {duration(low)}" + (f" to {duration(high)}" if high > 1.05 * low else "")
         if self.queue_bytes is not None:
@@ -211,5 +211,5 @@ def fewer_workers(window: Window) -> str:
 
 def more_memory(limit_bytes: int | None) -> str:
     """Return how to raise a job's memory limit; None: it has none that is known."""
-    more = "more memory" if limit_bytes is None else f"more than its {size(limit_bytes)}"
-    return f"give the job {more} (docker run --memory=…, resources.limits.memory, sbatch --mem)"
+    more = "give the job more memory" if limit_bytes is None else f"raise the job's memory limit of {size(limit_bytes)}"
+    return f"{more} (docker run --memory=…, resources.limits.memory, sbatch --mem)"

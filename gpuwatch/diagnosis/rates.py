@@ -96,6 +96,7 @@ class Peak(NamedTuple):
 DENSE_PEAKS = {
     model: peak
     for models, peak in (
+        ("NVIDIA GB200", Peak(2500e12, 148 * 8192)),
         ("NVIDIA B200", Peak(2250e12, 148 * 8192)),
         ("NVIDIA H200 NVL|NVIDIA H100 NVL", Peak(835.5e12, 132 * 4096)),
         ("NVIDIA H100 PCIe|NVIDIA H800 PCIe", Peak(756.5e12, 114 * 4096)),

@@ -16,12 +16,15 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.input import between_passes, passes_where
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
-from gpuwatch.formatting import duration, percent
+from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger import states as st
 from gpuwatch.wire import Flops
 
 _LEAST_START_S, _LEAST_END_S = 1.0, 0.05  # a shorter begin and end of a run is no headline, or not mentioned
 _WHOLE = 0.95  # Share of the steps that counts as all of them: the device has not finished the last ones.
+_OTHERS_SHOWN = 3
+_RATES = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu_ratio")
+_OF_WINDOW = ("duration_s", "timeline", "device", "coverage", "unverified_ratio", "rank", "world_size")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Report:
     training_s: float = 0.0
     rank: int = 0
     world_size: int = 1
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Most bytes of the GPU's memory that tensors had (`allocated`) and torch held (`reserved`) so far; empty: not measured."""
     others: Mapping[int, Verdict] = field(default_factory=dict)  # on rank 0: the verdicts of other ranks on themselves
 
     @property
@@ -71,6 +76,7 @@ class Report:
         if training_s > 0 and totals["steps"] > 0:
             found["step_s"] = training_s / totals["steps"]
             found |= {name: total / training_s for name, total in rates.items()}
+        found |= {f"memory_{kind}_peak_bytes": float(peak) for kind, peak in self.memory_bytes.items()}
         return {f"gpuwatch/{name}": value for name, value in (found | totals).items()}
 
     def __str__(self) -> str:
@@ -84,9 +90,6 @@ class Report:
         from gpuwatch.diagnosis.html import fragment
 
         return fragment(self)
-
-
-_RATES = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu_ratio")
 
 
 def _totals(report: Report) -> dict[str, float]:
@@ -113,6 +116,7 @@ def make_report(
     hook_s: float | None = None,
     price: tuple[float, str] | None = None,
     thresholds: Thresholds = THRESHOLDS,
+    memory_bytes: Mapping[str, int] | None = None,
 ) -> Report:
     """Return the report of a window that covers a whole run."""
     window = msgspec.structs.replace(window, is_short=is_short(done.steps, done.seconds, thresholds))
@@ -140,12 +144,10 @@ def make_report(
         findings=tuple(findings),
         cost=cost_of(window.states_s, [price[0]], price[1]) if price is not None and priced else None,
         training_s=done.seconds,
+        memory_bytes=memory_bytes or {},
         others={rank: summary.verdict for rank, summary in sorted(window.summaries.items())},
         **{name: getattr(window, name) for name in _OF_WINDOW},
     )
-
-
-_OF_WINDOW = ("duration_s", "timeline", "device", "coverage", "unverified_ratio", "rank", "world_size")
 
 
 def is_short(steps: int, seconds: float, thresholds: Thresholds = THRESHOLDS) -> bool:
@@ -160,7 +162,7 @@ _SENTENCES = {
     st.COMM_WAIT: ("comm", "phase_share", "waiting for other ranks: {} of the time"),
     st.EVAL: ("eval", "phase_share", "evaluation takes {} of the time"),
     st.CHECKPOINT: ("checkpoint", "phase_share", "checkpoints take {} of the time"),
-    st.OTHER: ("other", "phase_share", "{} of the time passed outside of training steps and declared phases"),
+    st.OTHER: ("other", "phase_share", "{} of the time was spent outside of training steps and declared phases"),
     st.STALLED: ("stalled", "phase_share", "stalled for {} of the time: no step was completed"),
     st.UNKNOWN: ("unknown", "phase_share", "{} of the time is unknown: the training process sent no data"),
 }
@@ -219,15 +221,15 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
         verdict = _no_loss(window, {finding.cause: finding for finding in findings}, thresholds)
         return msgspec.structs.replace(verdict, sentence=verdict.sentence + excluded)
     if state == st.EVAL and (window.eval_wait_ratio or 0.0) >= thresholds.input_share_critical:
-        text += f", and waits for data for {percent(window.eval_wait_ratio or 0.0)} of that"
+        text += f", {percent(window.eval_wait_ratio or 0.0)} of which is data wait"
     if state != st.INPUT_WAIT:
         return Verdict(_SENTENCES[state][0], ratio, text + excluded)
     if window.waits_hidden_in is not None:
-        text = f"by the host clock the loop waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
-        return Verdict("unknown", ratio, f"{text}, and for how much of that the device idled was not measured")
+        text = f"the host waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
+        return Verdict("unknown", ratio, f"{text}, so it is not known for how much of that the device was idle")
     if window.bounded_by_optimizer:
         where = "between an optimizer step and the next forward pass, outside of torch"
-        text = f"{percent(ratio)} of the time passed {where}"
+        text = f"{percent(ratio)} of the time was spent {where}"
     name = "host" if window.bounded_by_optimizer else "input"
     return Verdict(name, ratio, text + excluded + _by_host_clock(window))
 
@@ -236,10 +238,10 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
     """Return the verdict where no share is a loss: compute, unless that waits itself."""
     share, waited = window.share(st.COMPUTE), window.share(st.INPUT_WAIT)
     if "host_bound" in found:
-        text = f"host-bound: {percent(share)} of the time is compute, but the device runs each kernel as soon as it is launched, and idles in between"
+        text = f"host-bound: {percent(share)} of the time is compute, but the device runs each kernel as soon as it is launched and idles in between"
         return Verdict("host", share * (window.kept_up_ratio or 0.0), text)
     if waits := found.get("step_waits"):
-        text = f"host-bound: for {percent(waits.ratio)} of the time the step waits, and computes nothing"
+        text = f"host-bound: the step is blocked for {percent(waits.ratio)} of the time (no thread is runnable)"
         return Verdict("host", waits.ratio, text)
     if outside := found.get("outside_torch"):
         text = f"host-bound: for {percent(outside.ratio)} of the time the step runs Python code outside of torch"
@@ -247,19 +249,19 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
     good = "the GPU is saturated" if "gpu_saturated" in found else "the input keeps up"
     text = f"healthy: {percent(share)} of the time is compute, {good}"
     if waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:
-        what = "passes outside of torch" if window.bounded_by_optimizer else "waits for data"
-        text = f"mostly compute; {percent(waited)} of the time {what}: {1 / (1 - waited):.1f}× at most without it"
+        what = "spent outside of torch" if window.bounded_by_optimizer else "data wait"
+        text = f"mostly compute; {percent(waited)} of the time is {what}: at most {1 / (1 - waited):.1f}× the throughput without it"
         text += _by_host_clock(window)
     parts = {state: window.share(state) for state in (st.EVAL, st.CHECKPOINT)} | dict(window.declared)
-    parts["outside of steps and phases"] = window.share(st.OTHER) - sum(window.declared.values())
+    parts["undeclared"] = window.share(st.OTHER) - sum(window.declared.values())
     if share >= 0.5 and (whole := sum(parts.values())) >= thresholds.input_share:
         named = ", ".join(f"{name} {percent(part)}" for name, part in parts.items() if part >= 0.01)
         text = f"mostly compute, {percent(share)} of the time" if waited < thresholds.input_share_mild else text
-        text += f"; {percent(whole)} of it is in no step ({named})"
+        text += f"; {percent(whole)} is outside of training steps ({named})"
     if window.job is not None and window.job.goodput_ratio is not None and "checkpoint_interval" in found:
         most = "at most " if window.job.repeated_s is None else ""
-        new = f"{most}{percent(window.job.goodput_ratio)} of the job's time computed new steps"
-        text = f"{percent(share)} of the time is compute, but after {window.job.interruptions} interruptions {new}"
+        new = f"{most}{percent(window.job.goodput_ratio)} of the job's time went into new steps"
+        text = f"{percent(share)} of this run is compute, but after {window.job.interruptions} interruptions {new}"
     return Verdict("compute", share, text)
 
 
@@ -267,7 +269,7 @@ def _excluded(window: Window) -> str:
     """Return what no share counts, for people."""
     left_out = [f"{what}, which took {duration(spent_s)}" for what, spent_s in _start_and_end(window)]
     if untrained_s := sum(window.untrained_s.values()):
-        left_out = [f"{duration(untrained_s)} before the training, from the first pass without an optimizer step on"]
+        left_out = [f"{duration(untrained_s)} before training, from the first pass without an optimizer step"]
     if paused_s := window.declared_s.get(st.PAUSE):
         left_out.append(f"{duration(paused_s)} between cells")
     return f" (excluding {', and '.join(left_out)})" if left_out else ""
@@ -277,7 +279,7 @@ def _start_and_end(window: Window) -> list[tuple[str, float]]:
     """Return what no share counts of a run's begin and end, in seconds."""
     first_s, waited_s = sum(window.first_step_s.values()), window.first_step_s.get(st.INPUT_WAIT, 0.0)
     first = "the first batch" if 2 * waited_s > first_s else "the first step"
-    end = "the end of the pass" + " (its workers end)" * bool(window.workers)
+    end = "the end of the pass" + " (its workers shut down)" * bool(window.workers)
     return [each for each in ((first, first_s), (end, window.end_s)) if each[1] >= _LEAST_END_S]
 
 
@@ -326,6 +328,8 @@ def render(report: Report, width: int = 100) -> str:
     lines += [f"  {'':<6}{declared} (declared phases, in other)"] if declared else []
     lines += [f"  {'rate':<6}{rates}"] if (rates := _rates(report.throughput)) else []
     lines += [f"  {'cost':<6}{_cost(report.cost)}"] if report.cost is not None else []
+    if peak := report.memory_bytes:
+        lines.append(f"  peak  {size(peak['allocated'])} of GPU memory in tensors, {size(peak['reserved'])} reserved")
     roots = [each for each in report.findings if each.root is None][:3]
     return "\n".join([*lines, *(line for each in roots for line in explained(each, width))])
 
@@ -361,9 +365,6 @@ def _ranks(report: Report) -> str:
     return f"rank {report.rank} of {report.world_size}, {which} · "
 
 
-_OTHERS_SHOWN = 3
-
-
 def _other_ranks(report: Report) -> list[str]:
     """Return the ranks that lose time to something else than the verdict's, those that lose most first."""
     mine = report.verdict.state
@@ -371,7 +372,7 @@ def _other_ranks(report: Report) -> list[str]:
     differ.sort(key=lambda each: -each[1].ratio)
     lines = [f"rank {rank}: {other.sentence}" for rank, other in differ[:_OTHERS_SHOWN]]
     if more := len(differ) - len(lines):
-        lines.append(f"{more} more rank{'s' * (more > 1)} with another verdict")
+        lines.append(f"{more} more rank{'s' * (more > 1)} with a different verdict")
     return lines
 
 

@@ -13,8 +13,7 @@ class Thresholds:
     min_device_steps: int = 3  # With fewer steps on the device timeline, rules about the device find nothing.
     short_run_s: float = 5.0  # A run with less time in steps than this gets no prediction.
     short_run_steps: int = 30  # A run with fewer training steps than this gets no prediction.
-    input_share: float = 0.15
-    """Share of time spent waiting for input from which a run is input-bound, and a change is worthwhile."""
+    input_share: float = 0.15  # Share of input wait from which a run is input-bound, and a change is worthwhile.
     input_share_mild: float = 0.05  # Share of input wait from which a verdict of "mostly compute" mentions it.
     input_share_critical: float = 0.40  # Share of input wait, or of host time, from which a finding is critical.
     transfer_share: float = 0.10  # Share of time in copies to the device from which a change is worthwhile.
@@ -28,33 +27,25 @@ class Thresholds:
     worker_ahead: float = 0.50  # Share of waits in which later batches were ready, from which a single worker is late.
     disk_busy: float = 0.80  # Share of time in which a disk has I/O in progress, from which it is fully used.
     network_bytes_per_s: float = 100e3  # Receive rate below which the dataset is not read over the network.
-    cpu_pressure: float = 0.50
-    """Share of time in which at least one task waits for a CPU (PSI), from which there are more tasks than cores."""
+    cpu_pressure: float = 0.50  # Share of time in which a task waits for a CPU (PSI), from which cores are too few.
     workers_per_core: float = 2.0  # Loader workers per core available to the process, from which there are too many.
-    burst_correlation: float = 0.50
-    """Autocorrelation of the data wait at a lag of `num_workers` steps, from which batches arrive in bursts."""
-    burst_share: float = 0.50
-    """How concentrated the wait is in the slowest of every `num_workers` steps, from 0 (even) to 1 (all of it)."""
+    burst_correlation: float = 0.50  # Autocorrelation of the wait at a lag of `num_workers` from which it is in bursts.
+    burst_share: float = 0.50  # How concentrated the wait is in one of `num_workers` steps: 0 (even) to 1 (all of it).
     first_batch_factor: float = 10.0  # Multiple of the median wait from which the wait for a first batch is a pause.
     first_batch_min_s: float = 0.1  # A shorter wait for a first batch is not a pause.
     first_batch_share: float = 0.05  # Share of step time that first batches must take for a finding.
     pcie_bytes_per_s: float = 8e9  # Rate of copies from pinned memory from which the PCIe bus is the limit.
     host_wait_share: float = 0.10  # Share of time in which the device waits for host code that is worth a change.
-    step_idle: float = 0.30
-    """Share of a step on the CPU in which the process has nothing to run, from which the step waits rather than computes."""
+    step_idle: float = 0.30  # Share of a step on the CPU in which no thread is runnable, from which it is blocked.
     device_bubbles: float = 0.30  # Share of compute without a kernel, by the driver, from which the host is too slow.
     drained_share: float = 0.90  # Share of steps ending with an idle device from which every step synchronises.
-    kept_up_share: float = 0.50
-    """Share of steps in which the device ran each kernel as soon as it was launched, from which the host sets the pace."""
+    kept_up_share: float = 0.50  # Share of steps that the device runs as launched, from which the host sets the pace.
     phase_share: float = 0.20  # Share of time in evaluation, checkpoints or a declared phase that is worth a change.
     checkpoint_gain: float = 0.05  # Gain in throughput from which another interval between checkpoints is worthwhile.
     checkpoint_interruptions: float = 2  # Interruptions of a job from which their mean interval is used.
-    shm_used: float = 0.80
-    """Used share of /dev/shm, now or with full worker queues, from which it is a warning: findings, panels, `gpuwatch doctor`."""
-    shm_used_critical: float = 0.90
-    """Used share of /dev/shm from which the next batch may kill a worker: critical finding, alert ShmNearlyFull."""
-    straggler_share: float = 0.05
-    """Excess of a rank's own time over that of the other ranks, as a share of the step, from which the rank is a straggler."""
+    shm_used: float = 0.80  # Used share of /dev/shm, now or with full worker queues, from which it is a warning.
+    shm_used_critical: float = 0.90  # Used share of /dev/shm from which a worker may die; also of ShmNearlyFull.
+    straggler_share: float = 0.05  # Excess of a rank's own time over the others', by the step, that makes a straggler.
     straggler_share_critical: float = 0.20  # Excess of a straggler, as a share of the step, from which it is critical.
     rank_pace: float = 0.10  # Ranks whose step times differ by more are not compared: none is a straggler.
     gpu_idle_s: float = 300.0  # A GPU that a process has held without work for this long is idle.

@@ -67,7 +67,7 @@ class LoaderHealth:
         if not known and any(part in str(error) for part in _NO_ROOM):
             shm = optional(shm_bytes)
             room = "" if shm is None else f" ({size(shm[0])}, {size(shm[1])} of it used)"
-            self._print(f"/dev/shm has no room for a batch{room}. {LARGER_SHM}")
+            self._print(f"/dev/shm has no room for a batch{room}: {LARGER_SHM}")
 
     def find_dead_workers(self) -> None:
         """Note and print which workers a signal has killed. The loader's own error comes later, or has less information."""

@@ -22,6 +22,7 @@ from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.identity import Membership
 from gpuwatch.hook.ranks import RankExchange
 from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.memory import peak_bytes
 from gpuwatch.hook.transport import Encoder, RunFacts, SendBuffer, columns
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Publisher:
         self._working: int | None = None  # the background thread, while it is at work
         self._postponed: Callable[[], None] | None = None
         self.raised = False  # an exception ends the training
+        self.on_tick: Callable[[], None] = lambda: None
         self.live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
         self._logged: set[str] = set()
         self.ranks = RankExchange(membership, self._summary, lambda: recorder.in_step, self.failed)
@@ -129,6 +131,7 @@ class Publisher:
             hook_s=self._recorder.meter.cost_s,
             price=price,
             thresholds=thresholds(),
+            memory_bytes=peak_bytes(),
         )
 
     def _window(self, closed: bool) -> tuple[Window, dict[str, int], Done]:
@@ -208,6 +211,7 @@ class Publisher:
                     self.accounts.settle_cost()
                 self.guard(self.accounts.note_standstill, "locating a standstill", self._recorder.clock())
                 self.guard(self._publish, "publishing to the agent", count % _HELLO_EVERY == 0)
+                self.guard(self.on_tick, "answering a request")
                 self.ranks.start_if_distributed()
                 for live in self.live:
                     self.guard(live.prepare, "preparing what is logged", self._recorder.clock())

@@ -22,7 +22,9 @@ from gpuwatch.hook.loader_health import LoaderHealth
 from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
 from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.requests import Requests
 from gpuwatch.hook.torch.install import TorchHooks
+from gpuwatch.hook.torch.memory import explain
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
 from gpuwatch.ledger.states import OTHER, PAUSE
@@ -49,6 +51,7 @@ class Session:
         transfers: bool,
         device_events: bool,
         budget: float,
+        may_trace: bool,
     ) -> None:
         self.recorder = Recorder(failed=lambda doing, error: self.publisher.failed(doing, error))
         self.recorder.meter.budget = budget
@@ -56,6 +59,8 @@ class Session:
         self.guard, self.failed = self.publisher.guard, self.publisher.failed
         self.torch_hooks = TorchHooks(self.recorder, device_events, transfers, self._begin_optimizer_steps)
         self.torch_hooks.optimizer.on_first = self._begin_training
+        self.requests = Requests(self.recorder, may_trace, self.failed)
+        self.publisher.on_tick, self.torch_hooks.on_step = self.requests.check, self.requests.at_step
         self.data, self.transfer = PartContext(self, DATA_WAIT), PartContext(self, TRANSFERRING)
         self.trained_with_gradients = False  # a training batch came with gradients on: without them it is an evaluation
         self.loops: weakref.WeakSet[Any] = weakref.WeakSet()  # passes that have begun and not ended
@@ -115,6 +120,7 @@ class Session:
 
     def hand_over(self) -> None:
         """Log what the background thread has prepared, and print one line in a long first pass. Called by the training thread at sampled fetches."""
+        self.requests.at_step()
         for live in self.publisher.live:
             live.hand_over()
         while self.publisher.ranks.models:  # hooks of a model are added by the thread that calls it
@@ -306,12 +312,20 @@ class Session:
                 self.recorder.end_step(now)
         finally:  # whatever a signal handler raises
             in_training_thread = owner == get_ident()
+            if in_training_thread:
+                self.guard(lambda: self.requests.end_trace(at_end=True))
             self.guard(lambda: self.torch_hooks.remove_all(in_training_thread))
             self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
             self.publisher.close(now)
         self._print_verdict()
+        self.guard(self._print_memory, "explaining a lack of memory", failure)
         if self._log is not None:
             self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
+
+    def _print_memory(self, failure: type[BaseException] | None) -> None:
+        text = explain(failure, self.publisher.accounts.batch_bytes, self.publisher.membership.identity.rank)
+        if text and not self.quiet:
+            _print(text)
 
     def abandon(self) -> None:
         """This is a forked child: record, send and print nothing of the parent's run."""
@@ -361,7 +375,7 @@ def sigchld_held() -> Iterator[None]:
             handler(*held[-1])
 
 
-def _print(report: Report) -> None:
+def _print(report: object) -> None:
     bars = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())  # drawn without a newline
     sys.stderr.write("\n" * (len(bars) > 0) + f"{report}\n")  # Ray's `print` shows it twice
     sys.stderr.flush()

@@ -60,6 +60,7 @@ class Watch:
       that is active; or give that run, a SummaryWriter, or a function of (values, step). Default: GPUWATCH_LOG=auto, else nothing.
     - `step`: global number of the first step, as read from the checkpoint that training resumes from: steps that an earlier attempt of the
       job had done count as `redone` in the job's ledger. It counts as the steps here: batches, if gradients are accumulated over several.
+    - `trace`: allow `gpuwatch trace` to profile some steps (default: GPUWATCH_TRACE=1).
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Watch:
         budget: float = BUDGET,
         log: Any = None,
         step: int | None = None,
+        trace: bool | None = None,
     ) -> None:
         global _made
         _made += 1
@@ -91,7 +93,8 @@ class Watch:
         )
         quiet = is_set("GPUWATCH_QUIET") if quiet is None else quiet
         # For gpuwatch's own integrations and tests; not a part of the public interface.
-        self.session = Session(membership, facts, endpoint, quiet, transfers, device_events, budget)
+        may_trace = is_set("GPUWATCH_TRACE") if trace is None else trace
+        self.session = Session(membership, facts, endpoint, quiet, transfers, device_events, budget, may_trace)
         self._recorder, self._publisher = self.session.recorder, self.session.publisher
         self._disabled = self.session.disabled = not records_here()
         if self._disabled:

@@ -45,7 +45,7 @@ def test_a_job_that_crashes_twice_has_its_goodput_and_what_saving_oftener_would_
     assert out.count("killed; it is started again") == 2
     job = out[out.index("gpuwatch · job demo-crash") :]
     assert "3 attempts, 2 interrupted" in job
-    assert re.search(r"goodput \d+%: computed new steps\n  where .*redone", job)
+    assert re.search(r"goodput \d+%: spent on new steps\n  where .*redone", job)
     steps = re.search(r"steps   ([\d,]+), of which ([\d,]+) redone\n", job)
     assert steps is not None
     done, redone = (int(each.replace(",", "")) for each in steps.groups())
@@ -54,7 +54,7 @@ def test_a_job_that_crashes_twice_has_its_goodput_and_what_saving_oftener_would_
     advice = r"checkpoints are too rare .* do save every .* \([^)]*1\.\d+× the throughput\)"
     assert re.search(advice, " ".join(job.split()))
     verdict = re.search(
-        r"Verdict: killed 2 times: (\d+)% of (\d+\.\d) s computed new steps, (\d+)% went into restarts and repeated steps\n"
+        r"Verdict: killed 2 times: (\d+)% of (\d+\.\d) s went into new steps, (\d+)% into restarts and repeated steps\n"
         r"  Save every .* instead of every .*: (up to )?1\.\d+× .*the throughput, predicted\n",
         job,
     )

@@ -124,7 +124,7 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     own_s = pytest.approx(
         again[-1] - times[0], rel=0.002, abs=0.1
     )  # by the programs' own clock; s: up to the last batch asked for
-    assert sum(states.values()) == own_s and end - times[0] < 1.5 + again[-1] - times[0]
+    assert sum(states.values()) == own_s and end - times[0] < 5 + again[-1] - times[0]
     assert resumed - killed - 0.1 < states["down"] < resumed - killed + 1.5  # up to a second was not yet sent
     assert 0 < states["restart"] < end - resumed
     assert states["redone"] == pytest.approx(again[20] - again[0], abs=0.3)  # it is split by steps within a message
@@ -232,7 +232,7 @@ def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path
     assert (job["steps"], job["redone_steps"], job["lost_steps"]) == (60, 10, 0)
     begin_s, end_s = (float((tmp_path / f"0-{name}").read_text()) for name in ("begin-0", "end"))
     assert sum(job["states"].values()) == pytest.approx(
-        end_s - begin_s, rel=0.002, abs=0.03
+        end_s - begin_s, rel=0.002, abs=0.1
     )  # s: two clocks, read one after the other
 
 
@@ -299,9 +299,9 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
     assert job["states"]["redone"] == pytest.approx(new_s * 30 / 110, abs=0.05)
     assert (job["gpu_hours"], job["energy_joules"]) == ({}, {}) and "cost" not in job  # no GPU: not known, and not 0
     assert re.match(
-        r"gpuwatch · job llm-9 · \d+\.\d s, 3 attempts, 2 nodes\n  goodput \d+%: computed new steps\n", text
+        r"gpuwatch · job llm-9 · \d+\.\d s, 3 attempts, 2 nodes\n  goodput \d+%: spent on new steps\n", text
     )
-    assert "  steps   80, besides 30 done again on another node\n" in text and "GPU-hours" not in text
+    assert "  steps   80, plus 30 repeated on another node\n" in text and "GPU-hours" not in text
     assert unknown.returncode == 2 and "has no series of it" in " ".join(unknown.stderr.split())
     assert wall_s is not None and down_s is not None
     alive_s = sum(of_a.values()) - of_a["down"] + sum(of_b.values())
@@ -358,7 +358,7 @@ def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(
     assert f"```\n{text.replace(name, '4711')}```" in (ROOT / "docs/concepts/jobs.md").read_text()
     assert text.splitlines() == [
         f"gpuwatch · job {name} · 2h 05m, 2 attempts, 2 nodes",
-        "  goodput 70%: computed new steps",
+        "  goodput 70%: spent on new steps",
         "  where   compute 70%  input_wait 13%  redone 8.0%  lost 5.0%  down 4.0%",
         "  GPUs    4 GPU-hours: useful 62%  idle 25%  starved 12%",
         "  energy  2.00 kWh, 40% of it waiting",

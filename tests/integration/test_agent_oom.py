@@ -50,12 +50,12 @@ def test_a_training_process_that_the_kernel_kills_for_lack_of_memory_is_called_s
         agent.start()
         assert agent.wait_run("eater")["findings"][0]["evidence"] == finding["evidence"]
     assert finding["cause"] == report["findings"][0]["cause"] == "training_killed"
-    assert finding["title"] == report["findings"][0]["title"] == "the training process was killed for lack of memory"
+    assert finding["title"] == report["findings"][0]["title"] == "the training process was killed by the OOM killer"
     evidence = {each["what"]: each["value"] for each in finding["evidence"]}
     assert evidence["oom kills"] == 1 and evidence["memory limit"] == 512 * MIB
     assert 64 * MIB < evidence["memory used"] <= 512 * MIB and evidence["resident memory"] > 64 * MIB
     assert evidence.get("memory peak", 512 * MIB) > 480 * MIB
-    assert "give the job more than its 512 MiB (docker run --memory=" in finding["advice"]
+    assert "raise the job's memory limit of 512 MiB (docker run --memory=" in finding["advice"]
 
 
 def test_one_that_is_killed_by_somebody_is_not_said_to_have_lacked_memory(tmp_path: Path) -> None:

@@ -79,11 +79,11 @@ def test_a_run_of_more_steps_than_a_report_takes_is_drawn_from_its_start(page: A
     page.goto("/compare?runs=before,long")
     page.locator(".gw-outcome[data-run=long]").wait_for(timeout=WAIT_MS)
     assert cells(page, "long", "steps") == ["10,000", "1,200,000", ""]
-    assert cells(page, "long", "of which the times are") == ["all", "the last 20,000", ""]
+    assert cells(page, "long", "step times of") == ["all", "the last 20,000", ""]
     drawn = page.locator(".st-key-panel-steps [role=img]")
     drawn.wait_for(timeout=WAIT_MS)
     axis = drawn.evaluate("e => e.closest('.st-key-panel-steps').innerText")
-    assert "shown are" not in axis and "no longer kept" not in axis
+    assert "shown are" not in axis and "no longer stored" not in axis
 
 
 def test_a_third_run_joins_and_is_kept_in_the_link(page: Any) -> None:

@@ -92,7 +92,7 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
     assert evidence(found[0], "rank 1") == pytest.approx(0.09, rel=0.25), (
         "its time before communication, as DDP waits are measured unaided"
     )
-    assert found[0]["advice"].startswith("on rank 1: make batches in the background")
+    assert found[0]["advice"].startswith("on rank 1: prepare batches in the background")
     late = {key[2]: value for key, value in series.items() if key[0] == "gpuwatch_straggler_excess_ratio"}
     assert list(late) == ["1"] and late["1"] == pytest.approx(0.06 / 0.09, rel=0.25)
     assert {key[2] for key in series if key[0] == "gpuwatch_finding_active" and "straggler" in key} == {"straggler"}
@@ -145,7 +145,7 @@ def test_a_rank_for_which_the_others_wait_is_named_with_the_line_that_it_is_in(a
     line = next(n for n, text in enumerate(TRAINER.read_text().splitlines(), 1) if "sleep(3600)" in text)
     (late,) = {each["text"] for one in found for each in one["evidence"] if each["what"] == "late"}
     issued = re.fullmatch(
-        r"rank 2 has not issued all_reduce (\d+) of group default_pg 0, which others wait in: (.*)", late
+        r"rank 2 has not issued all_reduce (\d+) of group default_pg 0, which other ranks wait in: (.*)", late
     )
     assert issued is not None and issued[2] == f"it is in save (ddp_trainer.py:{line})", late
     assert "stacks) to see where rank 2 is blocked" in found[0]["advice"]

@@ -86,7 +86,7 @@ def test_what_could_not_be_delivered_is_delivered_by_the_next_agent(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--notify", "nosuch://secret-token"], "--notify: Apprise does not take nosuch://"),
+        (["--notify", "nosuch://secret-token"], "--notify: Apprise does not support nosuch://"),
         (["--config", "{dir}/no.toml"], "no.toml: No such file"),
         (["--config", "{dir}/bad.toml"], "[agent] htp is not a key; did you mean http?"),
     ],

@@ -19,7 +19,9 @@ def shape(verdict: str) -> str:
     text = re.sub(r" \(excluding the first step, .*?\)", "", " ".join(verdict.partition("  do ")[0].split()))
     text = re.sub(r"where .*? why", "where … why", text)
     # Handing over a batch takes 2% to 9% of a step, by what else the machine does; from 5% on the verdict mentions it.
-    text = re.sub(r"mostly compute; \d\.?\d?% of the time waits for data: 1\.1× at most without it", "healthy", text)
+    text = re.sub(
+        r"mostly compute; \d\.?\d?% of the time is data wait: at most 1\.1× the throughput without it", "healthy", text
+    )
     text = re.sub(r"healthy: \d+% of the time is compute, the input keeps up", "healthy", text)
     return re.sub(r"[\d.,]+ ?(µs|ms|s|%)?", "#", text)
 

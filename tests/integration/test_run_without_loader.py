@@ -39,7 +39,7 @@ def printed(program: str, tmp_path: Path) -> str:
 def test_a_loop_without_a_loader_has_a_verdict(tmp_path: Path) -> None:
     text = printed(TRAINING, tmp_path)
     assert "59 steps" in text and "no training step was seen" not in text
-    share = re.search(r"(\d+)% of the time passed between an optimizer step and the next forward pass", text)
+    share = re.search(r"(\d+)% of the time was spent between an optimizer step and the next forward pass", text)
     assert share and 55 <= int(share[1]) <= 85, text
     assert re.search(r"of it is in get_batch \(train.py:6\)", text), text
 

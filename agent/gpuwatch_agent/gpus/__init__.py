@@ -24,6 +24,10 @@ Account = tuple[str, str, str, str]  # an owner of processes for whom time is co
 _MOST_ACCOUNTS = 32
 
 
+def account_of(owner: Owner) -> Account:
+    return owner.user, owner.job, owner.namespace, owner.pod
+
+
 class OwnerRecord(msgspec.Struct):
     """A run that holds a GPU, and those of its totals that are in the GPU's ledger."""
 
@@ -208,6 +212,7 @@ class GpuAccount:
         self._idle_utilization = idle_utilization
         self.ledger = MeteredLedger(now_ns, size_ratio < 1)
         self.run: Run | None = None
+        self.running: list[Run] = []  # the runs that hold it, `run` if there is only one
         self.owner = ""  # its id, "shared" for several runs, empty without a hook
         self.pids: tuple[int, ...] = ()
         self.state = st.UNKNOWN
@@ -225,20 +230,24 @@ class GpuAccount:
 
     def advance(self, reading: GpuReading | None, runs: Sequence[Run], now_ns: int) -> None:
         """Book the time up to now (or up to the owning runs' watermark). `runs` are those with a process on this GPU."""
-        passed_ns = 0 if self._sampled_ns is None else now_ns - self._sampled_ns
-        for owner, share in (reading.shares if reading is not None and passed_ns <= LATE_NS else {}).items():
-            self.shared_s[owner] = self.shared_s.pop(owner, 0.0) + share * passed_ns / 1e9
+        passed_s = 0.0 if self._sampled_ns is None else (now_ns - self._sampled_ns) / 1e9
+        shared = reading.shares if reading is not None and passed_s <= LATE_NS / 1e9 else {}
+        for owner, share in shared.items():
+            self.shared_s[owner] = self.shared_s.pop(owner, 0.0) + share * passed_s
         for owner in list(self.shared_s)[:-_MOST_ACCOUNTS]:
             del self.shared_s[owner]
         run_before, before = self.run, dict(self.ledger.energy.joules)
         self.ledger.energy.read(None if reading is None else reading.energy_joules, now_ns)
         self._book_time(reading, runs, now_ns)
+        of = [account_of(each.owner) for each in self.running]
+        for each, account in zip(self.running, of, strict=True):
+            each.lent_s += passed_s * (1 - shared.get(account, of.count(account) / len(of)) / of.count(account))
         if (run := self.run or run_before) is not None:  # one that has just left: its last seconds
             run.add_energy(before, self.ledger.energy.joules)
 
     def _book_time(self, reading: GpuReading | None, runs: Sequence[Run], now_ns: int) -> None:
         running = [run for run in runs if run.status == RUNNING and run.ledger is not None]
-        self.run = running[0] if len(running) == 1 else None
+        self.run, self.running = running[0] if len(running) == 1 else None, running
         if reading is not None:
             self.gpu, self.pids, self.allocated = reading.gpu, reading.pids or (), reading.allocated or ()
         else:

@@ -14,7 +14,7 @@ from gpuwatch.diagnosis.rates import Peak, dense_peak
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend
 from gpuwatch_agent.collectors.drivers import DriverCollector
-from gpuwatch_agent.gpus import Account, GpuAccount, GpuReading
+from gpuwatch_agent.gpus import Account, GpuAccount, GpuReading, account_of
 from gpuwatch_agent.gpus.allocations import Allocations, completed
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.owners import Owner, together
@@ -63,8 +63,7 @@ def shares(pids: Sequence[int], sm_utilization: Mapping[int, float], table: Proc
     used = {pid: sm_utilization.get(pid, 0.0) for pid in pids}
     whole, found = sum(used.values()), dict[Account, float]()
     for pid, utilization in used.items():
-        owner = table.owner(pid)
-        key = (owner.user, owner.job, owner.namespace, owner.pod)
+        key = account_of(table.owner(pid))
         found[key] = found.get(key, 0.0) + (utilization / whole if whole else 1 / len(used))
     return found if len(found) > 1 else {}
 
@@ -95,12 +94,13 @@ def owner_text(account: GpuAccount, table: ProcessTable) -> str:
 
 
 def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: DriverCollector) -> None:
-    """Record in each run the GPUs that it alone holds now; a run without any keeps its last ones."""
+    """Record in each run the GPUs that it holds now, alone or not; a run without any keeps its last ones."""
     names = {device.uuid: device.name for device in collector.devices()}
     held: dict[RunKey, dict[str, str]] = {}
     for account in accounts:
+        for run in account.running:
+            held.setdefault(run.key, {})[account.uuid] = names.get(account.uuid, "")
         if account.run is not None:
-            held.setdefault(account.run.key, {})[account.uuid] = names.get(account.uuid, "")
             account.run.owner = completed(account.run.owner, account.allocated)
     for run in runs:
         now = held.get(run.key)

@@ -180,7 +180,7 @@ def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:
         if not service.add(url):
             kind = url.partition("://")[0] if "://" in url else "a URL without a scheme"
             raise ConfigError(
-                f"--notify: Apprise does not take {kind}://…; see its list of URLs, e.g. slack://TOKENS, mailto://USER:PASSWORD@HOST, "
+                f"--notify: Apprise does not support {kind}://…; see its list of URLs, e.g. slack://TOKENS, mailto://USER:PASSWORD@HOST, "
                 "json://HOST:PORT/PATH"
             )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuwatch import api
-from gpuwatch.alerting.render import hold_s, severity
+from gpuwatch.alerting.render import alerts, hold_s, severity
 from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds
 from gpuwatch.diagnosis.finding import Severity
 from gpuwatch.diagnosis.rules import BY_CAUSE
@@ -36,13 +36,17 @@ def conditions(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) ->
     ):
         name = "/".join(str(part) for part in (alert, *key) if part is not None)
         hold = hold_s(alert, thresholds)
-        text = "\n".join(map(harmless, lines))
+        text = "\n".join(map(harmless, lines or [f"Do: {_said(alert, 'advice')}"]))
         found[name] = Condition(name, alert, severity(alert), hold, since_s, harmless(title), text)
     return list(found.values())
 
 
 _Found = tuple[str, tuple[object, ...], float, str, Sequence[str]]
-"""(alert, what it is about, Unix time of its first sign, title, lines)."""
+"""(alert, what it is about, Unix time of its first sign, title, lines; none: the alert's advice)."""
+
+
+def _said(alert: str, annotation: str) -> str:
+    return str(alerts()[alert]["annotations"][annotation])
 
 
 def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -> Iterator[_Found]:
@@ -63,8 +67,7 @@ def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -
 def _lost_runs(runs: Sequence[api.Run]) -> Iterator[_Found]:
     for run in (run for run in runs if run.status == "lost"):
         alert, title = "GpuwatchTelemetryLost", "is no longer measured"
-        why = ["Its process died, or its messages stopped before it closed the run."]
-        do = "check whether the process is alive; see its own log, and the kernel's (dmesg -T)"
+        why, do = [_said(alert, "description")], _said(alert, "advice")
         if (end := next((f for f in run.findings if BY_CAUSE[f.cause].ends_run), None)) is not None:
             alert, title, do = "RunKilled", end.title, end.advice
             why = [f"- {evidence.text}" for evidence in end.evidence]
@@ -77,24 +80,21 @@ def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) 
     seen = page.value("gpuwatch_gpus_seen")
     lost = 0.0 if seen is None else (page.value("gpuwatch_gpus_expected") or 0.0) - seen
     if lost > 0:
-        body = ["Do: drain the node; dmesg -T | grep -i xid shows the reason; reset the GPU or reboot"]
-        yield "GpuLost", (), now_s, f"{lost:g} GPU{'' if lost == 1 else 's'} fell off the bus", body
+        yield "GpuLost", (), now_s, f"{lost:g} GPU{'' if lost == 1 else 's'} fell off the bus", ()
     times = page.values("gpuwatch_gpu_last_xid_timestamp_seconds")
     for (gpu, uuid), number in page.values("gpuwatch_gpu_last_xid").items():
         xid, time_s = int(number), times.get((gpu, uuid))
         if time_s is not None and xid not in XIDS_OF_PROGRAMS and now_s - time_s < thresholds.xid_window_s:
             title = f"GPU {gpu} ({uuid}) reported XID {xid}: {XIDS.get(xid, 'see the list of XIDs by NVIDIA')}"
-            body = ["Do: end the run on it, drain the node, reset the GPU (nvidia-smi --gpu-reset -i N)"]
-            yield "GpuXid", (uuid, xid), time_s, title, body
+            yield "GpuXid", (uuid, xid), time_s, title, ()
     sizes = page.values("gpuwatch_shm_size_bytes")
     for (mount,), used in page.values("gpuwatch_shm_used_bytes").items():
         size = sizes.get((mount,), 0.0)
         if size > 0 and used / size > thresholds.shm_used_ratio:
-            body = ["Do: enlarge it (docker run --shm-size), or lower num_workers or prefetch_factor"]
+            body = [f"Do: {BY_CAUSE['shm_exhaustion'].change}"]
             yield "ShmNearlyFull", (mount,), now_s, f"/dev/shm ({mount}) is {used / size:.0%} full", body
     for each in snapshot.gpus:
         if each.state == ALLOCATED_UNUSED:
             profile = each.name.partition(" MIG ")[2]
             title = f"GPU {each.gpu} ({each.uuid}{profile and f', {profile}'}) is {each.owner}, and no process uses it"
-            body = ["Do: ask for fewer GPUs, or release the allocation"]
-            yield "GpuAllocatedUnused", (each.uuid,), now_s, title, body
+            yield "GpuAllocatedUnused", (each.uuid,), now_s, title, ()

@@ -73,6 +73,7 @@ class Run(msgspec.Struct, eq=False):
     uid: int | None = None  # the user whose processes alone send for it; None: not known
     address: str = ""  # what alone sends for it over TCP, while it is heard; empty: a process of this node sends
     gpus: dict[str, str] = {}  # models of the GPUs that it held last, by UUID: its time is charged for them
+    lent_s: float = 0.0  # seconds of its GPUs that are those of others, whose processes held them too
     oom: MemoryKills | None = None  # what the kernel's OOM killer did as the run was lost
     energy_joules: dict[str, float] = {}  # energy by state of the GPUs that it alone held
     conclusion: Conclusion | None = None  # by its only process, at its end

@@ -159,6 +159,7 @@ class Jobs:
                 end_s = begin_s + sum(sender.sent.states_ns.values()) / 1e9
                 attempt = Attempt(run.run, run.rank, sender, status, begin_s, end_s, alive_s)
                 if sender.done_before is None and sender.first_step is not None:
+                    job.attempts.pop((run.run, run.rank, key), None)  # as it was before its number was known
                     sender.follow(job.done_before(attempt))
                 if end_s > job.forgotten_s:
                     job.attempts[run.run, run.rank, key] = attempt

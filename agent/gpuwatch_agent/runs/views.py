@@ -36,6 +36,7 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
     """Return a run's entry of /api/v1/runs. `watermark_s` and `live` of a live one; else it is one that the history keeps."""
     hello, counts, gpus = run.hello, run.counts, tuple(run.gpus.values())
     states_s = {state: ns / 1e9 for state, ns in run.ledger.totals_ns.items() if ns} if run.ledger is not None else {}
+    share = max(0.0, 1 - run.lent_s / max(1e-9, sum(states_s.values()) * len(gpus)))
     about: dict[str, Any] = {"name": run.run, "timeline": "host"} | {name: getattr(run, name) for name in _OF_RUN}
     if hello is not None:
         about |= {name: getattr(hello, name) for name in _OF_HELLO} | {"pid": hello.pid or None}
@@ -57,7 +58,10 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
         goodput_ratio=run.job.goodput_ratio if run.job is not None else None,
         goodput_is_exact=run.job is None or run.job.attempts == 1 or run.job.repeated_s is not None,
         gpus=gpus,
-        cost=cost_of(states_s, prices.hourly(gpus), prices.currency, sum(run.energy_joules.values()), prices.kwh),
+        gpu_share=share,
+        cost=cost_of(
+            states_s, prices.hourly(gpus, share), prices.currency, sum(run.energy_joules.values()), prices.kwh
+        ),
     )
 
 

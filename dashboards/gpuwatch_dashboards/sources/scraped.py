@@ -5,11 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpuwatch.alerting.render import template
 from gpuwatch.api import Finding, Gpu, Recent, Run
 from gpuwatch.api.client import Vector
 from gpuwatch.diagnosis.report import give_verdict
-from gpuwatch.diagnosis.rules import in_order
+from gpuwatch.diagnosis.rules import BY_CAUSE, in_order
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch_dashboards.query import INSTANCE, Match, by_number
 
@@ -137,14 +136,13 @@ def _run_key(labels: Mapping[str, str]) -> Key:
 def _findings(active: Vector, briefs: Vector) -> dict[str, tuple[Finding, ...]]:
     """Return the active findings by run: each root, then its consequences. Causes, shares and what they advise are exported, by each node of the run."""
     found: dict[str, list[Finding]] = {}
-    changes = {cause: change for of in template("alerts.yml")["changes"].values() for cause, change in of.items()}
     advised = {(labels.get("run"), labels.get("cause")): labels.get("advice") for labels, _ in briefs}
     largest: dict[tuple[str, str], float] = {}
     for labels, ratio in active:
         key = labels.get("run", ""), labels.get("cause", "")
         largest[key] = max(ratio, largest.get(key, 0.0))
     for (run, cause), ratio in largest.items():
-        change = changes.get(cause, "")
+        change = BY_CAUSE[cause].change if cause in BY_CAUSE else ""
         advice = advised.get((run, cause)) or f"{change[:1].upper()}{change[1:]}"
         finding = Finding(
             cause=cause,

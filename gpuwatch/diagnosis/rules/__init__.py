@@ -14,42 +14,16 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
 
 RULES: tuple[Rule, ...] = (
-    progress.hung,
-    progress.stalled,
-    progress.straggler,
-    killed.worker_killed,
-    killed.training_killed,
-    killed.shm_exhaustion,
-    input.input_single_process,
-    input.input_handover,
-    input.slow_worker,
-    input.input_cpu,
-    input.input_cpu_saturated,
-    input.input_disk,
-    input.input_network,
-    input.artificial_limit,
-    input.input_unexplained,
-    input.outside_torch,
-    input_rhythm.burst_every_n,
-    input.too_many_workers,
-    input_rhythm.epoch_start_pause,
-    device.transfer_pageable,
-    device.transfer_pcie,
-    device.sync_every_step,
-    device.step_waits,
-    device.throttled,
-    device.host_bound,
-    device.eval_share,
-    progress.checkpoint_interval,
-    device.checkpoint_stall,
-    device.phase_bound,
-    device.mfu_mismatch,
-    device.held_idle,
-    device.memory_creep,
-    device.gpu_saturated,
-    device.compute_bound,
+    *(progress.hung, progress.stalled, progress.straggler),
+    *(killed.worker_killed, killed.training_killed, killed.shm_exhaustion),
+    *(input.input_single_process, input.input_handover, input.slow_worker, input.input_cpu, input.input_cpu_saturated),
+    *(input.input_disk, input.input_network, input.artificial_limit, input.input_unexplained, input.outside_torch),
+    *(input_rhythm.burst_every_n, input.too_many_workers, input_rhythm.epoch_start_pause),
+    *(device.transfer_pageable, device.transfer_pcie, device.sync_every_step, device.step_waits, device.throttled),
+    *(device.host_bound, device.eval_share, progress.checkpoint_interval, device.checkpoint_stall, device.phase_bound),
+    *(device.mfu_mismatch, device.held_idle, device.memory_creep, device.gpu_saturated, device.compute_bound),
 )
-"""All rules. Of several causes that explain the same thing, the first one here is the most telling."""
+"""All rules, grouped. Of several causes that explain the same thing, the first one here is the most telling."""
 
 BY_CAUSE = {rule.cause: rule for rule in RULES}
 CAUSES = tuple(BY_CAUSE)

@@ -1,11 +1,22 @@
 """Where a device's time goes other than into waits for input: copies, host code, read-backs, compute, phases; and what its driver reports."""
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, found, measured, place_evidence, rule, speedup_without
+from functools import partial
+
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, lone, measured, place_evidence, speedup_without
 from gpuwatch.diagnosis.rules.input import python_in_steps
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, REST, TRANSFER
+
+LEAST_IDLE = (
+    0.23  # lowest idle share of compute on recorded GPUs that kept up with all launches: at stake without a driver
+)
+_SIXTEEN_BITS = 0.4  # a peak below this share of the dense 16-bit one is for 32 bits, without tensor cores
+
+inefficient = partial(lone, alert="RunInefficient")
+in_the_loop = partial(inefficient, stacks="training")
+no_alert = partial(lone, alert=None, runbook="Findings")
 
 
 def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float, float | None, Evidence] | None:
@@ -19,9 +30,9 @@ def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float
     return share, rate, Evidence("transfer", share, "ratio", text)
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert="RunInefficient", runbook="RunInefficient")
+@inefficient("DataLoader(pin_memory=True) with batch.to(device, non_blocking=True)")
 def transfer_pageable(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when copies take a large share, and the loader is known not to pin its batches."""
+    """Found when copies take ≥ `transfer_share` of the time, and the loader is known not to pin its batches."""
     copies = _copies(window, thresholds, pinned=False)
     if copies is None or window.waits_hidden_in:
         return None
@@ -32,14 +43,13 @@ def transfer_pageable(window: Window, thresholds: Thresholds) -> Finding | None:
         taken,
         Evidence("pinned", 0, "", "pin_memory=False: the driver copies each batch twice, and the host waits"),
         *([] if rate is None else [Evidence("copy rate", rate, "bytes/s", f"the copies run at {rate / 1e9:.1f} GB/s")]),
-        advice="DataLoader(pin_memory=True) with batch.to(device, non_blocking=True)",
         predicted_speedup=speedup_without(share),
     )
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert="RunInefficient", runbook="RunInefficient")
+@inefficient("send fewer bytes (uint8 images, normalised on the device), or copy the next batch on a separate stream")
 def transfer_pcie(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when copies from pinned memory take a large share, at a rate that only the bus limits."""
+    """Found when copies from pinned memory take ≥ `transfer_share` of the time, at ≥ `pcie_bytes_per_s`."""
     copies = _copies(window, thresholds, pinned=True)
     if copies is None or (copies[1] or 0.0) < thresholds.pcie_bytes_per_s:
         return None
@@ -50,18 +60,14 @@ def transfer_pcie(window: Window, thresholds: Thresholds) -> Finding | None:
         share,
         taken,
         Evidence("copy rate", rate or 0.0, "bytes/s", text),
-        advice="send fewer bytes (uint8 images, converted and normalised on the device), or copy the next batch on a separate stream during compute",
         predicted_speedup=speedup_without(share),
     )
 
 
-LEAST_IDLE = 0.23
-"""Lowest idle share of compute, on recorded GPUs, of a device that kept up with every launch: at stake where no driver reports one."""
-
-
-@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient", delays_rank="host")  # fmt: skip
+@in_the_loop("launch more work at a time (torch.compile, CUDA graphs), log less often", delays_rank="host")
 def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the device idles between steps, or runs each kernel as soon as it is launched, so that no work is queued.
+    """Found when the device waits ≥ `host_wait_share` of the time for the host between launch and fetch, or runs each
+    kernel as it is launched in ≥ `kept_up_share` of the steps, unless the driver sees it busy throughout compute.
 
     No event shows how long it then idles between kernels: what the driver sees of it is a lower bound.
     """
@@ -97,9 +103,9 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+@no_alert("move blocking calls out of the step, into a thread or to every N steps", stacks="training")
 def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when, in the steps of a training on one CPU, the whole process often has nothing to run. Ranks may wait for each other."""
+    """Found when no thread of a CPU training is runnable in ≥ `step_idle` of a step, ≥ `input_share` of all time."""
     idle = window.step_idle_ratio
     if idle is None or idle < thresholds.step_idle or window.device != "cpu" or window.world_size > 1 or window.gpus:
         return None
@@ -107,22 +113,23 @@ def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
     if lost < thresholds.input_share or len(window.steps) < thresholds.min_steps:
         return None
     return found(
-        "the step itself waits: it sleeps, or waits for a file, the network or a lock",
+        "the step is blocked: it sleeps, or waits for a file, the network or a lock",
         lost,
-        *measured("idle in the step", idle, "in {} of the step no thread of the process has work for a core"),
+        *measured("idle in the step", idle, "no thread of the process is runnable for {} of the step"),
         *place_evidence(window.step_place, "the step"),
         severity="critical" if lost >= thresholds.input_share_critical else "warning",
-        advice="move what waits out of the step, into a thread or to every N steps (logging, uploads, writing files, sleeps); "
-        "a faster device does not shorten it",
+        advice="move blocking calls out of the step, into a thread or to every N steps (logging, uploads, writing files, sleeps); "
+        "a faster device will not help",
         predicted_speedup=speedup_without(lost),
     )
 
 
-@rule(explains=("host_bound",), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
+@in_the_loop("read results every N steps, not at every step (.item(), print(loss), .cpu())", explains=("host_bound",))
 def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when nearly every step reads a result back from the device, ends with the device idle, and leaves it idle afterwards.
+    """Found when ≥ `drained_share` of the steps read a result back (`.item()`, `print`) and end with the device idle,
+    which then idles ≥ `host_wait_share` of the time, while its driver sees it busy throughout compute.
 
-    A host that is merely slow leaves gaps within compute; one that only goes on working after its last launch reads nothing back.
+    A host that is merely slow leaves gaps within compute; one that only works on after its last launch reads nothing back.
     """
     drained, read, idle = window.drained_ratio, window.read_back_ratio, window.share(HOST_WAIT)
     if drained is None or read is None or len(window.steps) < thresholds.min_steps or window.timeline != "device":
@@ -133,7 +140,7 @@ def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
     if utilization is not None and compute - utilization >= thresholds.device_bubbles * max(compute, 1e-9):
         return None
     return found(
-        "the host waits for a result of the device at every step, and so cannot run ahead",
+        "every step synchronises with the device, so the host cannot run ahead",
         idle,
         *measured("read back", read, "{} of the steps read a result back from the device (.item(), .cpu(), print)"),
         *measured("drained", drained, "{} of the steps ended with the device idle"),
@@ -143,9 +150,9 @@ def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="Findings")
+@no_alert("stop tuning the loader: mixed precision, channels_last, torch.compile or a faster GPU shorten the step")
 def gpu_saturated(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when compute is nearly all of the time, and the driver reports the run's GPUs busy as well."""
+    """Found when compute is ≥ `saturated_share` of the time, and the driver sees the run's GPUs ≥ `gpu_busy` busy."""
     share, utilization = window.share(COMPUTE), window.utilization
     if share < thresholds.saturated_share or utilization is None or utilization < thresholds.gpu_busy:
         return None
@@ -155,13 +162,12 @@ def gpu_saturated(window: Window, thresholds: Thresholds) -> Finding | None:
         *measured("compute", share, "compute takes {} of the time"),
         *measured("utilization", utilization, "the driver reports a utilisation of {}"),
         severity="info",
-        advice="stop tuning the loader: mixed precision, channels_last, torch.compile or a faster GPU shorten the step",
     )
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="Findings")
+@no_alert("stop tuning the loader: a faster device, torch.compile or lower precision shorten the step")
 def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when compute is nearly all of the time of a training on the CPU."""
+    """Found when compute is ≥ `saturated_share` of the time of a training on the CPU."""
     share, on_cpu = window.share(COMPUTE), window.device == "cpu" and not window.gpus
     if share < thresholds.saturated_share or not on_cpu or len(window.steps) < thresholds.min_steps:
         return None
@@ -170,17 +176,16 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     if python_in_steps(window, thresholds):
         return None  # a faster device would not shorten that
     return found(
-        "compute takes the time: the input keeps up",
+        "training is compute-bound: the input keeps up",
         share,
         *measured("compute", share, "compute takes {} of the time"),
         severity="info",
-        advice="stop tuning the loader: a faster device, torch.compile or lower precision shorten the step",
     )
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
+@in_the_loop("evaluate less often, on a fixed subset, or with more loader workers where it waits for data")
 def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when evaluation takes a large share of the time."""
+    """Found when evaluation takes ≥ `phase_share` of the time."""
     share = window.share(EVAL)
     if share < thresholds.phase_share or window.gap_share >= max(share / 2, thresholds.input_share):
         return None  # in the latter case it is `outside_torch`: a rollout, for example
@@ -189,19 +194,19 @@ def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
     if is_slow := waits >= thresholds.input_share_critical:
         advice = f"give the validation set's loader workers, or more of them (num_workers, persistent_workers=True); or {advice}"
     return found(
-        f"{window.evaluation} takes a large part of the run{', and waits for data itself' * is_slow}",
+        f"{window.evaluation} takes a large part of the run{', and itself waits for data' * is_slow}",
         share,
         *measured(EVAL, share, f"{window.evaluation} takes {{}} of the time"),
-        *measured("wait in evaluation", window.eval_wait_ratio, "{} of it waits for data"),
+        *measured("wait in evaluation", window.eval_wait_ratio, "{} of it is data wait"),
         advice=f"{advice}; without gradients a larger batch fits"
-        + ("; of a rollout, step more environments with each forward pass" if window.may_roll_out else ""),
+        + ("; for a rollout, step more environments per forward pass" if window.may_roll_out else ""),
         predicted_speedup=speedup_without(share * max(0.5, waits)),
     )
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
+@in_the_loop("save asynchronously (torch.distributed.checkpoint.async_save, a copy written by a thread) or less often")
 def checkpoint_stall(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when checkpoints take a large share of the time."""
+    """Found when checkpoints take ≥ `phase_share` of the time."""
     share = window.share(CHECKPOINT)
     if share < thresholds.phase_share:
         return None
@@ -209,18 +214,13 @@ def checkpoint_stall(window: Window, thresholds: Thresholds) -> Finding | None:
         "training stops while checkpoints are written",
         share,
         *measured(CHECKPOINT, share, "checkpoints take {} of the time"),
-        advice="save asynchronously (torch.distributed.checkpoint.async_save, or a copy written by a thread), or less often",
         predicted_speedup=speedup_without(share),
     )
 
 
-_SIXTEEN_BITS = 0.4
-"""A declared peak under this share of the dense 16-bit one is that of 32-bit arithmetic, which is not done by tensor cores."""
-
-
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="Findings")
+@no_alert("set peak_flops to the dense peak, and count the operations of one rank only")
 def mfu_mismatch(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the declared MFU is far from what the activity of the tensor cores allows, or above it."""
+    """Found when the declared MFU and that by tensor core activity differ by ≥ `mfu_gap` of the peak."""
     declared, estimate, flops = window.mfu_ratio, window.mfu_estimate, window.flops
     dense, peak = window.gpus[0].peak_flops if window.gpus else None, None if flops is None else flops.peak
     if declared is None or estimate is None or dense is None or peak is None or peak < _SIXTEEN_BITS * dense:
@@ -232,57 +232,56 @@ def mfu_mismatch(window: Window, thresholds: Thresholds) -> Finding | None:
     return found(
         f"the declared MFU of {percent(declared)} contradicts the tensor cores' activity: about {percent(estimate)}",
         min(1.0, abs(gap)),
-        *measured("declared MFU", declared, "by the declared operations and peak MFU is {}"),
+        *measured("declared MFU", declared, "MFU is {} by the declared operations and peak"),
         *measured(
             "estimated MFU", estimate, "activity of the tensor cores times their clock is {} of their dense peak"
         ),
         Evidence("peak", peak, "FLOP/s", text),
         severity="info",
-        advice="count the operations of one rank alone, 6 a token for each active parameter (2 of them forward), and check peak_flops"
+        advice="count the operations of one rank only (6 per token and active parameter, 2 of them in the forward pass), and check peak_flops"
         if gap > 0
-        else "set peak_flops to the dense figure (with sparsity, as data sheets have it first, it is twice that), and count all operations; "
-        "recomputed activations keep the tensor cores busy, and do not count",
+        else "set peak_flops to the dense peak (data sheets often lead with the sparse one, twice as high), and count all operations; "
+        "recomputed activations keep the tensor cores busy, but do not count for MFU",
     )
 
 
 _KINDS = {
-    "checkpoint_load rendezvous": "shorten the start: a checkpoint in shards on fast storage, ranks that start together",
-    "rollout generat sampl decod": "generate larger batches, for a language model with an inference engine (vLLM, SGLang), or on other "
-    "devices while the last batch is trained on",
-    "env simul": "step more environments at once, each in a process of its own",
-    "sync weight broadcast": "send the weights in few large buffers, less often, or while something else runs",
-    "reward scor verif judge": "score whole batches, or in other processes while training goes on",
-    "log upload export plot": "do it less often, or in a thread while training goes on",
+    "checkpoint_load rendezvous": "shorten the start: a sharded checkpoint on fast storage, ranks that start together",
+    "rollout generat sampl decod": "generate larger batches, use an inference engine for a language model (vLLM, SGLang), or "
+    "generate on other devices while training on the last batch",
+    "env simul": "run more environments in parallel, each in its own process",
+    "sync weight broadcast": "send the weights in few large buffers, less often, or while other work runs",
+    "reward scor verif judge": "score whole batches, or in other processes while training continues",
+    "log upload export plot": "do it less often, or in a background thread",
 }
 """Advice by what a declared phase's name contains."""
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
+@in_the_loop("find what it spends its time on (gpuwatch stacks); do it less often, or while training continues")
 def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a phase that is declared by name, such as "rollout", takes a large share of the time."""
+    """Found when a phase that is declared by name, such as "rollout", takes ≥ `phase_share` of the time."""
     name, share = next(((name, share) for name, share in window.declared.items() if name != REST), ("", 0.0))
     if share < thresholds.phase_share:
         return None
-    advice = "find what it spends its time on (gpuwatch stacks); do it less often, or while training goes on"
     return found(
         f"the phase {name} takes a large part of the run",
         share,
         Evidence("phase", share, "ratio", f"{name} takes {percent(share)} of the time"),
-        advice=next((text for words, text in _KINDS.items() if any(w in name.lower() for w in words.split())), advice),
+        advice=next((text for words, text in _KINDS.items() if any(w in name.lower() for w in words.split())), ""),
     )
 
 
 _THROTTLED = {
-    "thermal": "check fans, air flow and neighbouring GPUs: it is too hot, and no change to the program helps",
-    "hardware": "have the power supply and the cabling checked: the driver reports a hardware slowdown or power brake",
+    "thermal": "check fans, air flow and neighbouring GPUs: the GPU overheats, and no change to the program will help",
+    "hardware": "check the power supply and the cabling: the driver reports a hardware slowdown or power brake",
     "power": "raise the power limit (nvidia-smi -pl) if one was set: at full load a GPU normally runs at its limit",
 }
 """Advice by reason, the worst first."""
 
 
-@rule(explains=("gpu_saturated",), explained_by=(), stacks=None, alert="GpuThrottled", runbook="GpuThrottled", delays_rank="host")  # fmt: skip
+@lone("check cooling, fans and power supply", explains=("gpu_saturated",), alert="GpuThrottled", delays_rank="host")
 def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found for the run's GPU that was throttled the most, if that is half of the time and the GPU has work."""
+    """Found when a GPU is throttled ≥ `throttled_share` of the time, and compute takes half of it or more."""
     worst = [*_THROTTLED]
     shares = [
         (worst.index(reason) if reason in worst else 0, -share, gpu.gpu, reason)
@@ -293,7 +292,7 @@ def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
     if not shares or window.share(COMPUTE) < 0.5:
         return None
     _, negative, gpu, reason = min(shares)
-    text = f"GPU {gpu} was throttled {{}} of the time, reason {reason}"
+    text = f"GPU {gpu} was throttled {{}} of the time (reason: {reason})"
     return found(
         f"the clocks of GPU {gpu} are throttled ({reason})",
         min(1.0, -negative),
@@ -303,9 +302,9 @@ def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert="GpuHeldIdle", runbook="GpuHeldIdle")
+@lone("end the process that holds it, or release the GPU to the scheduler", alert="GpuHeldIdle")
 def held_idle(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found for the GPU that has been held idle the longest, if that is long enough."""
+    """Found when a process without a hook has held a GPU for ≥ `gpu_idle_s` at ≤ `gpu_idle_utilization` utilisation."""
     gpu = max(window.gpus, key=lambda gpu: gpu.idle_s or 0.0, default=None)
     if gpu is None or gpu.idle_s is None or gpu.idle_s < thresholds.gpu_idle_s:
         return None
@@ -315,16 +314,16 @@ def held_idle(window: Window, thresholds: Thresholds) -> Finding | None:
         Evidence("idle", gpu.idle_s, "s", f"GPU {gpu.gpu} has been held without work for {duration(gpu.idle_s)}"),
         *([Evidence("owner", 1, "", f"held by {gpu.owner}")] if gpu.owner else []),
         *measured("utilization", gpu.utilization_ratio, "its utilisation is {}"),
-        advice="end the process that holds it, or release the GPU to the scheduler",
         gpu=gpu.uuid,
     )
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert="RunInefficient", runbook="RunInefficient")
+@inefficient("find what keeps tensors alive (sum loss.item(), not loss; detach what is stored; clear lists of outputs)")
 def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a GPU's used memory has risen again and again over many minutes, without ever falling.
+    """Found when a GPU's memory use rose ≥ `memory_creep_rises` times within an hour, by ≥ `memory_creep_share` of its
+    size in ≥ `memory_creep_s`, and never fell.
 
-    torch's allocator keeps what it has, so that use rises in a few steps at first and then stays: only growth that goes on counts.
+    torch's allocator keeps what it has, so that use rises in a few steps at first and then stays: only continued growth counts.
     """
     for gpu in window.gpus:
         trend = gpu.memory_trend
@@ -333,7 +332,7 @@ def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
         share = trend.growth_bytes / trend.total_bytes
         if trend.span_s < thresholds.memory_creep_s or share < thresholds.memory_creep_share:
             continue
-        grown = f"GPU {gpu.gpu} uses {size(trend.growth_bytes)} more than {duration(trend.span_s)} ago: {trend.rises} rises, no fall"
+        grown = f"memory use of GPU {gpu.gpu} grew by {size(trend.growth_bytes)} in {duration(trend.span_s)}: {trend.rises} increases, no decrease"
         evidence = [
             Evidence("growth", trend.growth_bytes, "bytes", grown),
             Evidence("share", share, "ratio", f"the growth is {percent(share)} of its memory"),
@@ -345,6 +344,5 @@ def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
             f"the memory use of GPU {gpu.gpu} keeps growing",
             min(1.0, share),
             *evidence,
-            advice="find what keeps tensors alive: add up loss.item() instead of loss, detach() what is stored, clear lists of outputs",
         )
     return None

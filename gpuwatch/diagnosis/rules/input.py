@@ -10,6 +10,7 @@ from gpuwatch.diagnosis.finding import (
     Finding,
     Severity,
     found,
+    lone,
     measured,
     place_evidence,
     rule,
@@ -23,7 +24,10 @@ from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER
 
-input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="GpuStarved", runbook="GpuStarved", delays_rank="input")  # fmt: skip
+_EXPLAINED = ("burst_every_n", "input_unexplained")
+input_rule = partial(
+    rule, explains=_EXPLAINED, explained_by=("stalled",), stacks="workers", alert="GpuStarved", delays_rank="input"
+)
 """Makes a rule about a slow loader, which has these facts in common with all of them."""
 
 
@@ -31,8 +35,8 @@ Gain = tuple[float, float] | None
 _DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
 _MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
 _MOSTLY_CALLS_S = 0.001  # so short a step calls torch from Python most of the time
-_UNCERTAIN = "what workers gain on these cores is not certain: measure it (gpuwatch tune)"
-_AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from a nearer place (a local copy, a cache)"
+_UNCERTAIN = "the benefit of workers on these cores is uncertain: measure it (gpuwatch tune)"
+_AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from closer storage (a local disk, a cache)"
 _CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
 
 
@@ -49,7 +53,7 @@ class InputWait:
     def mean(self) -> str:
         step_s = self.step.wait_s + self.step.rest_s
         text = f"on average {duration(self.step.wait_s)} of a {duration(step_s)} step"
-        return text + ", start-up and first batches left out" * (abs(self.step.wait_s / step_s - self.share) > _DIFFERS)
+        return text + ", without start-up and first batches" * (abs(self.step.wait_s / step_s - self.share) > _DIFFERS)
 
     @property
     def others_s(self) -> float:
@@ -68,7 +72,7 @@ class InputWait:
         elif plan is not None:
             advice, bound = f"{_CHEAPER if plan.on_cpu else _AHEAD}; {_UNCERTAIN}", _MOST_BOUND
         if loader.wait_ratio is not None:
-            advice = f"of the loaders that feed a step, the one over {loader.dataset} (num_workers={loader.num_workers}): {advice}"
+            advice = f"for the loader over {loader.dataset} (num_workers={loader.num_workers}), one of several that feed a step: {advice}"
             text += f", {percent(loader.wait_ratio)} of that for the loader over {loader.dataset}"
         return found(
             title,
@@ -118,7 +122,7 @@ def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
 def queue_evidence(window: Window) -> list[Evidence]:
     """Return how often no batch was ready when one was requested; nothing without workers."""
     ready = f"({window.ready_batches:.1f} batches ready on average)" if window.ready_batches is not None else ""
-    text = f"the next batch was not ready at {{}} of the fetches {ready}"
+    text = f"the next batch was not ready in {{}} of the fetches {ready}"
     return measured("empty queue", window.empty_fetch_ratio, text)
 
 
@@ -143,19 +147,19 @@ def blocked_evidence(window: Window, thresholds: Thresholds, kind: str, what: st
 # the CPU is the limit ---------------------------------------------------------------------------------------------------
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("set num_workers: the training process prepares the batches")
 def input_single_process(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for a loader that is known to have no workers."""
+    """Found when training waits for a loader without workers (`num_workers=0`)."""
     wait, on_cpu = input_wait(window, thresholds), window.fetch_cpu_ratio
     if wait is None or window.workers != 0:
         return None
     computes = on_cpu is None or on_cpu >= thresholds.fetch_on_cpu
     text = "{} of a fetch is CPU work (decoding, augmentation)"
     if not computes:
-        text = "only {} of a fetch is CPU work: it waits for the disk, the network or a lock"
+        text = "only {} of a fetch is CPU work: the rest is waiting for the disk, the network or a lock"
     plan = wait.plan(on_cpu=computes)
     return wait.finding(
-        "batches are made in the training process",
+        "batches are prepared in the training process",
         Evidence("loader workers", 0, "", "num_workers=0"),
         *measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text),
         *place_evidence(window.fetch_place),
@@ -164,9 +168,13 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
     )
 
 
-@input_rule(explains=("burst_every_n", "slow_worker", "input_cpu", "input_cpu_saturated", "input_unexplained"))
+@input_rule(
+    "return few large tensors from the workers, not many Python objects; more workers will not help",
+    explains=(*_EXPLAINED, "slow_worker", "input_cpu", "input_cpu_saturated"),
+)
 def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for a loader whose workers have batches ready (behind a wrapper: in the user's code), and its thread works in the fetch."""
+    """Found when training waits although batches are ready (behind a wrapper: in the user's code), and its thread is on
+    the CPU for ≥ `fetch_on_cpu` of a fetch: it unpickles or modifies the batch."""
     wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
     is_full = (window.host.cpu_busy_ratio or 0.0) >= thresholds.cores_exhausted  # its thread also waits for a core then
     least = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu
@@ -174,32 +182,33 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
         return None
     if (empty > 0.5) if empty is not None else (window.fetch_place is None or window.fetch_place.ratio < 0.5):
         return None  # a thread that waits for a core after each wake-up looks as if it worked
-    text = "in {} of a fetch the training thread itself works: it unpickles the batch, or changes it"
+    text = "the training thread is on the CPU for {} of a fetch: it unpickles or modifies the batch"
     return wait.finding(
-        "taking batches over from the workers takes the training thread's time",
+        "receiving batches from the workers is expensive in the training thread",
         *measured("fetch on CPU", min(1.0, on_cpu), text),
         *place_evidence(window.fetch_place),
         *queue_evidence(window),
-        advice="let the workers return few large tensors (collate and convert there) instead of many Python objects, and do little to a "
+        advice="return few large tensors from the workers (collate and convert there) instead of many Python objects, and do little to a "
         "batch between loader and step; more workers will not help",
     )
 
 
-@input_rule(explains=("burst_every_n", "input_cpu", "input_unexplained"))
+@input_rule("distribute expensive items and large shards over the workers", explains=(*_EXPLAINED, "input_cpu"))
 def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for one worker while the others have batches ready; or once in every round of the workers, of which one alone is busy.
+    """Found when others have later batches ready in ≥ `worker_ahead` of the waits, or training waits once in every
+    round of the workers, of which one alone is busy.
 
     Batches are delivered in the order of the requests, so that the queues of the faster workers fill up and they wait.
     """
     wait, ratios = input_wait(window, thresholds), window.busy_ratios
     if wait is None or (window.workers or 0) < 2 or (ratios and min(ratios) >= thresholds.worker_sleeping):
         return None  # where none of them waits for another one, they only take turns on the cores
-    ratio, text = window.out_of_order_ratio, "at {} of the waits other workers had later batches ready"
+    ratio, text = window.out_of_order_ratio, "in {} of the waits other workers already had later batches ready"
     evidence, ahead = measured("out of order", ratio, text), (ratio or 0.0) >= thresholds.worker_ahead
     if len(ratios) >= 3 and window.workers == len(ratios):
         busiest, *others = sorted(ratios, reverse=True)
         usual = median(others)
-        text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)} {percent(usual)} (median)"
+        text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)}: {percent(usual)} (median)"
         uneven = busiest >= thresholds.worker_busy and usual <= thresholds.worker_uneven * busiest
         evidence += [Evidence("slowest worker", busiest, "ratio", text)] if uneven else []
         ahead |= uneven and (round_correlation(window, thresholds, len(ratios)) or 0.0) >= thresholds.burst_correlation
@@ -208,13 +217,13 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     return wait.finding(
         "one loader worker is slow, and the others wait for it",
         *evidence,
-        advice="spread expensive items and large shards over the workers, or bound the work of one item: this worker's part of the data costs more",
+        advice="distribute expensive items and large shards over the workers, or limit the cost of one item: this worker's share of the data is more expensive",
     )
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("raise num_workers: CPU cores are idle")
 def input_cpu(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits, the workers are on the CPU all the time, and the node has idle cores."""
+    """Found when training waits, at least half of the workers are busy on a core, and the node has idle cores."""
     wait, ratios, host = input_wait(window, thresholds), window.busy_ratios, window.host
     if wait is None or not ratios or not window.workers:
         return None
@@ -240,9 +249,10 @@ def input_cpu(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@input_rule(explains=("burst_every_n", "too_many_workers", "input_unexplained"))
+@input_rule("lighter transforms, cached data, or more cores per GPU", explains=(*_EXPLAINED, "too_many_workers"))
 def input_cpu_saturated(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for busy workers, and the cores are fully used, all given to workers, or limited by a quota."""
+    """Found when training waits for busy workers, and ≥ `cores_exhausted` of the cores are busy, all cores have a
+    worker, or the CPU quota is used up in ≥ `quota_used_up` of its periods."""
     wait, ratios, host = input_wait(window, thresholds), window.busy_ratios, window.host
     if wait is None or not ratios or not window.workers or host.cpu_busy_ratio is None:
         return None
@@ -254,20 +264,21 @@ def input_cpu_saturated(window: Window, thresholds: Thresholds) -> Finding | Non
     working = sum(ratios) / len(ratios) > (thresholds.worker_sleeping if window.worker_busy_ratios else 0.1)
     if not working or not (exhausted or all_given or throttled):
         return None
-    title, quota = "the CPUs cannot make batches fast enough", []
+    title, quota = "the CPUs cannot prepare batches fast enough", []
     more = "will not help" if exhausted else "than cores hardly help: measure it (gpuwatch tune)"
     advice = f"{_CHEAPER}, or give the job more cores per GPU; more workers {more}"
     if throttled:
         title = "the job's CPU quota limits the loader workers"
         advice = f"raise the job's CPU limit (docker run --cpus, resources.limits.cpu), or {_CHEAPER}; more workers will not help"
-        text = f"the CPU quota of {host.cpu_quota_cores:g} cores was used up in {{}} of its periods of 100 ms"
+        text = f"the CPU quota of {host.cpu_quota_cores:g} cores was used up in {{}} of the 100 ms periods"
         quota = measured("CPU throttled", host.cpu_throttled_ratio, text)
     return wait.finding(title, *quota, *cpu_evidence(window), advice=advice)
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="GpuStarved")
+@lone("reduce num_workers to the number of cores", alert=None, runbook="GpuStarved")
 def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when there are twice as many workers as cores, enough to fill them alone, and tasks queue for the cores."""
+    """Found when ≥ `workers_per_core` workers per core fill ≥ `cores_exhausted` of the cores, and tasks wait for a CPU
+    ≥ `cpu_pressure` of the time."""
     loader, host, ranks, each = window.loader, window.host, window.local_world_size, window.workers
     if not each or len(window.steps) < thresholds.min_steps or host.cpu_cores is None:
         return None
@@ -287,16 +298,16 @@ def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
         min(1.0, waiting),
         Evidence("workers", workers, "", f"{workers} loader workers on {host.cpu_cores} cores"),
         *cpu_evidence(window),
-        advice=f"num_workers {each} → {fewer}: as many batches with fewer context switches and less memory{freed}",
+        advice=f"num_workers {each} → {fewer}: the same throughput with fewer context switches and less memory{freed}",
     )
 
 
 # a disk, the network or a lock is the limit -----------------------------------------------------------------------------
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("read fewer bytes in larger pieces, use a faster disk or a local cache")
 def input_disk(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for workers in uninterruptible sleep, which is that of a disk or of a network file system."""
+    """Found when training waits for workers in uninterruptible sleep in ≥ `worker_waiting` of the samples."""
     wait, host = input_wait(window, thresholds), window.host
     blocked = blocked_evidence(window, thresholds, DISK, "workers at the disk", "disk I/O")
     if wait is None or not blocked or not window.workers:
@@ -316,9 +327,10 @@ def input_disk(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("use a local cache, larger ranges per request, or more requests in flight")
 def input_network(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for workers that wait for a socket while bytes arrive over the network."""
+    """Found when training waits for workers blocked on a socket in ≥ `worker_waiting` of the samples, none of which is
+    busy on a CPU, while ≥ `network_bytes_per_s` arrive."""
     wait, rate = input_wait(window, thresholds), window.host.network_receive_bytes_per_s
     blocked = blocked_evidence(window, thresholds, NETWORK, "workers at the network", "a socket")
     if wait is None or not blocked or not window.workers:
@@ -338,9 +350,10 @@ def input_network(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@input_rule(explains=("burst_every_n", "input_unexplained"))
+@input_rule("find the lock or the connection pool that the workers contend for")
 def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for workers that wait for a lock, while neither a disk nor, by these workers, the CPUs are fully used."""
+    """Found when training waits for workers blocked on a lock in ≥ `worker_waiting` of the samples, and neither a disk
+    nor, by workers that compute ≥ `worker_sleeping` of the time, the cores are fully used."""
     wait, cpu, disk = input_wait(window, thresholds), window.host.cpu_busy_ratio, window.host.disk_busy_ratio
     blocked = blocked_evidence(window, thresholds, LOCK, "workers at a lock", "a lock")
     if wait is None or not blocked or cpu is None:
@@ -354,14 +367,14 @@ def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
         "loader workers wait for a lock, not for a CPU or a disk",
         *blocked,
         *measured("CPU busy", cpu, f"the CPUs are {{}} busy{busiest}"),
-        advice="find what the workers queue for (gpuwatch stacks): a lock, a shared file, a fixed pool of connections; give each worker "
-        "one to itself. More workers will not help",
+        advice="find what the workers contend for (gpuwatch stacks): a lock, a shared file, a connection pool; give each worker its own. "
+        "More workers will not help",
     )
 
 
-@input_rule(explains=("burst_every_n",), fallback=True)
+@input_rule("see what the workers wait for (gpuwatch stacks)", explains=("burst_every_n",), fallback=True)
 def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for data; the advice follows from what is known of the workers."""
+    """Found when training waits for data, and no other cause is proven."""
     wait = input_wait(window, thresholds)
     if wait is None:
         return None
@@ -374,28 +387,28 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         evidence += measured("worker CPU", mean, text)
         if window.worker_waits is not None:
             kind, share = max(window.worker_waits.items(), key=lambda item: item[1])
-            text = f"most often they were found at: {kind} ({{}} of the samples)"
+            text = f"their most frequent state: {kind} ({{}} of the samples)"
             evidence += measured("workers blocked on", share, text)
             if kind == SLEEP and share >= thresholds.worker_waiting:
                 title = "loader workers sleep: they wait on a timer (a retry, a rate limit, polling)"
         if blocked_evidence(window, thresholds, QUEUE, "workers idle", "their queue"):
             advice = (
                 "send fewer and larger tensors, collate in the worker, and leave one core to the training thread: batches are ready, but "
-                "taking them over is slow"
+                "receiving them is slow"
             )
         elif mean < thresholds.worker_sleeping:
-            more, gain = wait.more_workers("if each waits independently,")
-            advice = f"find out what the workers wait for, storage, the network or a lock (gpuwatch stacks): they mostly sleep, so cores do not limit them{more}"
+            more, gain = wait.more_workers("if the waits are independent of each other,")
+            advice = f"find out what the workers wait for, storage, the network or a lock (gpuwatch stacks): they mostly sleep, so the CPU is not the limit{more}"
     elif window.workers is None and (fetch is not None or place is not None):
         computes = (fetch or 0.0) >= thresholds.fetch_on_cpu
-        text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: it waits"
+        text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: the rest is waiting"
         evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window.fetch_place)
         if place is not None and place.ratio >= 0.5:
             title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
         inside = window.loader.dataset and f" (no DataLoader was found inside {window.loader.dataset})"
-        advice = f"make batches in the background: a DataLoader with num_workers{inside or ''}, or a prefetching thread"
+        advice = f"prepare batches in the background: a DataLoader with num_workers{inside or ''}, or a prefetch thread"
         if not computes:
-            advice += "; if one fills a queue already, it is too slow: see what it waits for (gpuwatch stacks), and take more of them"
+            advice += "; if a thread already fills a queue, it is too slow: see what it waits for (gpuwatch stacks), or use more threads"
     return wait.finding(title, *evidence, advice=advice, gain=gain)
 
 
@@ -408,7 +421,7 @@ def between_passes(window: Window, thresholds: Thresholds) -> float:
 def passes_where(window: Window) -> str:
     place = window.gap_place
     most = f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""
-    return f"passes between forward passes{most}"
+    return f"is spent between forward passes{most}"
 
 
 def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
@@ -425,37 +438,36 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
         *measured("Python in the step", place.ratio, f"{{}} of the step is Python code in {place}"),
         severity="critical" if lost >= thresholds.input_share_critical else "warning",
         advice="make it cheaper, do it less often, or move it out of the training thread: into the loader's workers (augmentation), or "
-        "into processes of its own (an environment)",
+        "into separate processes (an environment)",
         predicted_speedup=speedup_without(lost),
     )
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
+@lone("run environments in parallel, or move the code into the workers", stacks="training", alert="RunInefficient")
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass.
-
-    Or between forward passes without gradients: a rollout's environment, for example. Or outside of steps and phases, in one function.
-    """
+    """Found when no loader is watched, and ≥ `input_share` of the time is between an optimizer step and the next forward
+    pass. Or, on a CPU, between forward passes without gradients (an environment); or ≥ `phase_share` outside of steps
+    and phases, half of it in one function; or, on a CPU, in one function of Python code that is not torch's."""
     place, outside = window.between_place, window.share(OTHER) - sum(window.declared.values())
     trains = len(window.steps) >= thresholds.min_steps
     if trains and place is not None and place.ratio >= 0.5 and outside >= thresholds.phase_share:
         return found(
-            f"much of the time passes outside of training steps, most of it in {place}",
+            f"much of the time is spent outside of training steps, most of it in {place}",
             outside,
-            *measured("outside steps", outside, "{} of the time passed outside of training steps and declared phases"),
+            *measured("outside steps", outside, "{} of the time was outside of training steps and declared phases"),
             *place_evidence(place, "it"),
-            advice='make it cheaper or do it less often; of a rollout, run several environments at once; `with w.phase("..."):` around it, '
-            "where w = gpuwatch.Watch(), gives it a name",
+            advice="make it cheaper or run it less often; for a rollout, run several environments in parallel; wrap it in "
+            '`with w.phase("..."):` (w = gpuwatch.Watch()) to report it by name',
         )
     if share := between_passes(window, thresholds):
         return found(
             f"much of the time {passes_where(window)}",
             share,
-            *measured("between passes", share, "{} of the time passed between forward passes without gradients"),
+            *measured("between passes", share, "{} of the time was spent between forward passes without gradients"),
             *place_evidence(window.gap_place, "it"),
             severity="critical" if share >= thresholds.input_share_critical else "warning",
-            advice="if that is an environment's step, run several environments at once, each in a process of its own, with one forward pass "
-            "for all of them; otherwise make it cheaper, do it less often, or move it to other processes",
+            advice="if that is an environment's step, run several environments in parallel, each in its own process, with one forward "
+            "pass for all of them; otherwise make it cheaper, run it less often, or move it to other processes",
         )
     if finding := python_in_steps(window, thresholds):
         return finding
@@ -463,16 +475,16 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     if wait is None or not window.bounded_by_optimizer:
         return None
     place, workers = window.fetch_place, window.workers
-    ahead = "make batches ahead (a DataLoader with num_workers, a thread), and log every N steps"
+    ahead = "prefetch batches (a DataLoader with num_workers, a thread), and log every N steps"
     if workers is not None:
-        ahead = f"a thread takes batches from a DataLoader over {window.loader.dataset} with num_workers={workers}: give it more"
-    batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
-    text = f"{{}} of the time passed between an optimizer step and the next forward pass ({wait.mean})"
+        ahead = f"a thread reads batches from a DataLoader over {window.loader.dataset} with num_workers={workers}: use more workers"
+    batch = "the code that gets the batch" + ("" if place is None else f" (most of the time is in {place})")
+    text = f"{{}} of the time was spent between an optimizer step and the next forward pass ({wait.mean})"
     return found(
-        "no DataLoader is watched, and much of the time between two steps passes outside of torch",
+        "no DataLoader is watched, and much of the time between two steps is spent outside of torch",
         wait.share,
         *measured("outside torch", wait.share, text),
         *place_evidence(place, "it"),
         severity=wait.severity,
-        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); {ahead}",
+        advice=f"to measure how much of it is data wait, wrap {batch} in `with w.data():` (w = gpuwatch.Watch()); {ahead}",
     )

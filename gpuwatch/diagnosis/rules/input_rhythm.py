@@ -5,7 +5,7 @@ from itertools import compress, pairwise
 from operator import mul
 from statistics import fmean, median
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, place_evidence, rule, speedup_without
+from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, lone, place_evidence, speedup_without
 from gpuwatch.diagnosis.prediction import prefetch_of
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
@@ -14,9 +14,10 @@ from gpuwatch.host.frames import SPAWNED, SPAWNS
 from gpuwatch.ledger.states import INPUT_WAIT
 
 
-@rule(explains=(), explained_by=(), stacks="workers", alert=None, runbook="GpuStarved")
+@lone("make the loader keep up, then raise prefetch_factor", stacks="workers", alert=None, runbook="GpuStarved")
 def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the wait for data repeats every `num_workers` steps, and falls almost entirely on one step of each round."""
+    """Found when the wait repeats every `num_workers` steps (autocorrelation ≥ `burst_correlation`), and falls on one
+    step of each round: ≥ `burst_share` of the way from evenly spread to all of it."""
     count, share, prefetch = window.workers or 0, window.share(INPUT_WAIT), prefetch_of(window.loader)
     if count < 2 or share < thresholds.input_share or window.waits_hidden_in:
         return None
@@ -33,7 +34,7 @@ def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
         share,
         Evidence("autocorrelation", correlation, "", repeats),
         Evidence("in one step", inside, "ratio", slowest),
-        advice="first make the loader keep up on average (see its own cause); "
+        advice="first make the loader keep up on average (see the finding about it); "
         f"prefetch_factor {prefetch} → {2 * prefetch} then evens out the bursts that remain",
     )
 
@@ -68,9 +69,10 @@ def share_of_slowest(values: Sequence[float], count: int) -> float:
     return sum(max(each) for each in rounds) / whole if whole > 0 else 0.0
 
 
-@rule(explains=("input_unexplained",), explained_by=(), stacks="workers", alert="EpochPauses", runbook="EpochPauses")
+@lone("persistent_workers=True, longer passes", explains=("input_unexplained",), stacks="workers", alert="EpochPauses")
 def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits far longer for first batches than for later ones, or each batch is the first one of an iterator."""
+    """Found when first batches take ≥ `first_batch_factor` × the median and ≥ `first_batch_share` of the step time; a
+    single one ≥ `input_share` of all time; or each batch is the first one of an iterator, for ≥ `input_share` of it."""
     steps, loader = window.steps, window.loader
     firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
     later = [*compress(steps.data_wait_s, (not first for first in steps.epoch_start))]
@@ -89,7 +91,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     if not later:  # what follows a single batch is in no step
         share, least_s = window.share(INPUT_WAIT), 0.0
         title, first = "each batch is the first one of a new iterator", f"each takes {duration(pause)}"
-        advice = "make the iterator once, before the loop (batches = iter(loader)), and call next(batches) in it"
+        advice = "create the iterator once, before the loop (batches = iter(loader)), and call next(batches) in it"
     elif len(firsts) == 1:
         share = lost / (window.duration_s or 1.0)  # of the others only the last ones are known
         title, much = "the first batch takes long", share >= thresholds.phase_share
@@ -97,7 +99,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
             severity = "info"  # it is not the run's, or no headline
         if place is not None and place.ratio >= 0.5:
             title += f": most of that is {'in ' * bool(place.file)}{place}"
-            shorter = f"shorten it: cache what it makes, or make it when it is first needed ({place.function})"
+            shorter = f"shorten it: cache its result, or compute it on first use ({place.function})"
             advice = shorter if place.file else advice
             if place.function in (SPAWNS, SPAWNED):
                 advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start "
@@ -105,7 +107,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     else:
         least = thresholds.first_batch_share
         if window.workers and not loader.persistent_workers:
-            advice = "persistent_workers=True: the workers, and what they have loaded, then live on from pass to pass"
+            advice = "persistent_workers=True: the workers, and what they have loaded, then survive from pass to pass"
     if pause < least_s or share < least:
         return None
     return found(

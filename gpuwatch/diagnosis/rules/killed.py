@@ -1,9 +1,10 @@
 """A process was killed, or is about to be: a bus error is a full /dev/shm, SIGKILL usually the kernel's answer to a lack of memory."""
 
 from collections.abc import Iterator
+from functools import partial
 from signal import SIGBUS, SIGKILL, Signals
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, found, rule, sized
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, lone, sized
 from gpuwatch.diagnosis.prediction import fewer_workers, larger_shm, more_memory, prefetch_of, queues_bytes
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MemoryKills, Window
@@ -11,17 +12,19 @@ from gpuwatch.formatting import percent, size
 from gpuwatch.wire import WorkerDeath
 
 LARGER_SHM = (
-    "give the container a larger /dev/shm (docker run --shm-size=8g, or an emptyDir with medium: Memory; no batch arrived, so that "
-    "its size is not known), or use fewer workers, or prefetch_factor=1"
+    "give the container a larger /dev/shm (docker run --shm-size=8g, or an emptyDir with medium: Memory; the batch size is unknown "
+    "because no batch arrived), or use fewer workers, or prefetch_factor=1"
 )
 _ROOMY = 0.5  # share of /dev/shm below which full queues cannot have filled it
+_WHERE = {"group": "in its cgroup", "around": "in a parent of its cgroup", "node": "on this node"}
+_MOST = 0.5  # the training process uses too much from this share of the used memory, if that is this share of the limit
 _FULL = 0.1  # /dev/shm was full with less than this share free right after: what the dead worker held has been freed
 
-killed_rule = rule(explains=(), explained_by=(), stacks=None, alert="RunKilled", runbook="RunKilled", ends_run=True)
+killed_rule = partial(lone, alert="RunKilled", ends_run=True)
 """Makes a rule about a process that was killed, which has these facts in common with all of them."""
 
 
-@killed_rule
+@killed_rule("give the job a larger /dev/shm (SIGBUS) or more memory (SIGKILL), or use fewer workers")
 def worker_killed(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a worker has died of a signal: its exit code and the kernel's counts say how."""
     if not window.worker_deaths:
@@ -41,12 +44,12 @@ def _bus_error(window: Window, death: WorkerDeath) -> tuple[str, str]:
     needed = max(queued, used or 0)
     if room and full and queued < _ROOMY * room:
         return title, (
-            f"docker run --shm-size={room * 2 // 2**20}m, twice its size: the loader's batches alone do not fill it; see what else does "
-            "(ls -lS /dev/shm, shared memory of the data set)"
+            f"docker run --shm-size={room * 2 // 2**20}m, twice its size: the loader's batches alone do not fill it; check what else "
+            "uses it (ls -lS /dev/shm, shared memory of the dataset)"
         )
     if room and not full and needed < _ROOMY * room:
-        return "a loader worker was killed by a bus error, and not for lack of room in /dev/shm", (
-            "check memory-mapped data sets and dmesg: a mapped file was truncated, or its disk is full or failing"
+        return "a loader worker was killed by a bus error although /dev/shm was not full", (
+            "check memory-mapped datasets and dmesg: a mapped file was truncated, or its disk is full or failing"
         )
     return title, larger_shm(needed, f" ({_queues(window)})")
 
@@ -74,16 +77,15 @@ def _killed(window: Window, death: WorkerDeath) -> tuple[str, str]:
             "run the dataset alone, with num_workers=0 and python -X faulthandler: a library that the worker calls has crashed"
         )
     if death.out_of_memory:
-        return "a loader worker was killed for lack of memory", (
+        return "a loader worker was killed by the OOM killer", (
             f"{fewer}, prefetch_factor=1 or smaller batches; or {more_memory(death.memory_limit_bytes)}"
         )
     if death.out_of_memory is None:
-        return "a loader worker was killed with SIGKILL, probably for lack of memory", (
+        return "a loader worker was killed with SIGKILL, probably by the OOM killer", (
             f"check for an out-of-memory kill (dmesg | grep -i oom), then {fewer} or more memory for the job"
         )
-    return "a loader worker was killed with SIGKILL, and not for lack of memory", (
-        "find out who ends processes (the scheduler, a time limit, systemd-oomd, another user): the kernel killed none for lack of memory "
-        "in that time"
+    return "a loader worker was killed with SIGKILL, but not by the OOM killer", (
+        "find out what sent SIGKILL (the scheduler, a time limit, systemd-oomd, another user): the OOM killer was not active at that time"
     )
 
 
@@ -92,14 +94,13 @@ def _evidence(window: Window, first: WorkerDeath) -> Iterator[Evidence]:
         yield Evidence("exit signal", each.signal, "", f"worker pid {each.pid} ended with {_name(each)}")
     if first.oom_kills:
         limit = first.memory_limit_bytes
-        limited = "" if limit is None else f"; its control group is limited to {size(limit)}"
-        killed = f"the kernel has killed {_processes(first.oom_kills)}"
-        text = f"{killed} for lack of memory in that time (oom_kill){limited}"
+        limited = "" if limit is None else f"; its cgroup is limited to {size(limit)}"
+        text = f"the OOM killer has killed {_processes(first.oom_kills)} in that time (oom_kill){limited}"
         yield Evidence("oom kills", first.oom_kills, "", text)
     room, used, free = _shm(window, first)
     if first.signal == SIGBUS and room:
         after = "" if used is None else f", at most {size(used)} of it used"
-        after = after if free is None else f", {size(free)} of it free right after"
+        after = after if free is None else f", {size(free)} of it free right afterwards"
         yield from sized("shm size", room, f"/dev/shm has {{}}{after}")
 
 
@@ -114,32 +115,27 @@ def _name(death: WorkerDeath) -> str:
         return f"signal {death.signal}"
 
 
-_WHERE = {"group": "in its control group", "around": "in a parent of its control group", "node": "on this node"}
-_MOST = 0.5
-"""Share of the used memory from which the training process itself is to use less, and share of the limit from which that is known."""
-
-
-@killed_rule
+@killed_rule("reduce the memory of the training process, its workers or its batches, or give the job more memory")
 def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a run is lost and the kernel has killed for lack of memory since its last message. A killed worker has its own cause."""
+    """Found when a run is lost and the kernel has counted an out-of-memory kill since the run's last message."""
     oom = window.oom
     if oom is None or window.worker_deaths:
         return None
-    title = "the training process was killed for lack of memory"
+    title = "the training process was killed by the OOM killer"
     if oom.where != "group" or window.world_size > 1:  # the kernel may have killed another rank, or another program
-        title = f"the training process is gone, and the kernel has killed for lack of memory {_WHERE[oom.where]}"
+        title = f"the training process is gone, and the OOM killer was active {_WHERE[oom.where]}"
     advice = f"{_less(window, oom)}; or {more_memory(oom.limit_bytes)}"
     return found(title, 1.0, *_kill_evidence(oom), severity="critical", advice=advice)
 
 
 def _kill_evidence(oom: MemoryKills) -> list[Evidence]:
-    text = f"since its last message the kernel has killed {_processes(oom.kills)} {_WHERE[oom.where]} for lack of memory (oom_kill)"
+    text = f"the OOM killer has killed {_processes(oom.kills)} {_WHERE[oom.where]} since its last message (oom_kill)"
     share = ""
     if oom.used_bytes is not None and oom.limit_bytes:
         share = f", {percent(oom.used_bytes / oom.limit_bytes)} of the limit"
     return [
         Evidence("oom kills", oom.kills, "", text),
-        *sized("memory limit", oom.limit_bytes, "its control group is limited to {}"),
+        *sized("memory limit", oom.limit_bytes, "its cgroup is limited to {}"),
         *sized("memory used", oom.used_bytes, f"{{}} were in use at the last sample{share}"),
         *sized("memory peak", oom.peak_bytes, "the peak was {}"),
         *sized("resident memory", oom.resident_bytes, "the training process alone used {} at the last sample"),
@@ -151,13 +147,13 @@ def _less(window: Window, oom: MemoryKills) -> str:
     # A sample from long before the limit was reached does not show what has grown since.
     near = used is not None and (oom.limit_bytes is None or used >= _MOST * oom.limit_bytes)
     if own is not None and used is not None and near and own >= _MOST * used:
-        return "keep less in the training process (caches of the data set, results kept over steps), or take smaller batches"
+        return "reduce the memory of the training process (dataset caches, accumulated results), or use smaller batches"
     return f"{fewer_workers(window)}, prefetch_factor=1 or smaller batches"
 
 
-@rule(explains=("stalled",), explained_by=(), stacks=None, alert="ShmForecast", runbook="ShmForecast")
+@lone("lower num_workers or prefetch_factor, or enlarge /dev/shm", explains=("stalled",), alert="ShmForecast")
 def shm_exhaustion(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when /dev/shm is nearly full, or will be once the workers' queues are full."""
+    """Found when /dev/shm is ≥ `shm_used` full, or will be with full queues (workers × prefetch_factor × batch)."""
     used, whole, forecast = window.host.shm_used_bytes, window.host.shm_size_bytes, queues_bytes(window)
     if not whole or used is None:
         return None
@@ -172,7 +168,7 @@ def shm_exhaustion(window: Window, thresholds: Thresholds) -> Finding | None:
     if ratio < thresholds.shm_used:
         return None
     return found(
-        "/dev/shm is nearly full: a loader worker may die of a bus error",
+        "/dev/shm is nearly full: a loader worker may be killed by a bus error",
         min(1.0, ratio),
         *evidence,
         severity="critical" if ratio >= thresholds.shm_used_critical else "warning",

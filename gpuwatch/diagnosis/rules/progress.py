@@ -6,7 +6,7 @@ from math import expm1, sqrt
 from statistics import median
 from typing import Literal
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, rule
+from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, lone
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
@@ -19,17 +19,16 @@ _WHERE = {
     "between_steps": "is between steps, in no declared phase",
 }
 
-
-_LATE_SHOWN = 3
+_LATE_SHOWN, _RANKS_SHOWN = 3, 8
 
 
 def _no_step(seconds: float) -> Evidence:
     return Evidence("no step", seconds, "s", f"no step for {duration(seconds)}")
 
 
-@rule(explains=(), explained_by=(), stacks="all ranks", alert="RunStalled", runbook="RunStalled")
+@lone("capture the stacks of the rank that the others wait for", stacks="all ranks", alert="RunStalled")
 def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found while the run is stalled now."""
+    """Found when a running loop has ended no step for 30 s and ten times its median step, in no declared phase."""
     if window.stalled_s is None:
         return None
     late, waited_for = _waited_for(window)
@@ -44,7 +43,7 @@ def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
         *waited_for,
         *([Evidence("activity", 1, "", where)] if window.activity in _WHERE else []),
         severity="info" if window.may_wait_for_phase else "critical",
-        advice=f"take the stacks (gpuwatch stacks) to see where {'it' if late is None else f'rank {late}'} is blocked; if this is an "
+        advice=f"capture the stacks (gpuwatch stacks) to see where {'it' if late is None else f'rank {late}'} is blocked; if this is an "
         'evaluation or a checkpoint, declare it: with w.phase("eval")',
         rank=late,
     )
@@ -70,20 +69,20 @@ def _waited_for(window: Window) -> tuple[int | None, list[Evidence]]:
     late = [rank for rank in behind if rank not in waiting] or list(behind)
     texts = []
     for rank in late[:_LATE_SHOWN]:
-        doing = f"it is in {still[rank].place or 'no function of yours'}"
+        doing = f"it is in {still[rank].place}" if still[rank].place else "it is not in your own code"
         if rank in waiting:
             doing = f"it waits in {waiting[rank].operation} {waiting[rank].number} of group {waiting[rank].group}"
         missing = behind[rank]
         texts.append(
-            f"rank {rank} has not issued {missing.operation} {missing.number} of group {missing.group}, which others wait in: {doing}"
+            f"rank {rank} has not issued {missing.operation} {missing.number} of group {missing.group}, which other ranks wait in: {doing}"
         )
     alone = late[0] if len(late) == 1 and late[0] not in waiting else None
     return alone, [Evidence("late", rank, "", text) for rank, text in zip(late, texts, strict=False)]
 
 
-@rule(explains=("stalled",), explained_by=(), stacks="all ranks", alert="RunHung", runbook="RunHung")
+@lone("capture the stacks of all ranks before you kill any", explains=("stalled",), stacks="all ranks", alert="RunHung")
 def hung(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the GPU of a stalled run reads busy at a power far below that of the run's own steps."""
+    """Found when the GPU of a stalled run is ≥ `gpu_busy` busy at ≤ `power_fallen` of the power of the run's steps."""
     for gpu in window.gpus if window.stalled_s is not None and not window.may_wait_for_phase else ():
         busy, watts, usual_watts = gpu.utilization_ratio, gpu.power_watts, gpu.power_usual_watts
         if busy is None or busy < thresholds.gpu_busy or watts is None or not usual_watts:
@@ -96,18 +95,18 @@ def hung(window: Window, thresholds: Thresholds) -> Finding | None:
             "training hangs: the GPU is busy but does no work",
             1.0,
             _no_step(window.stalled_s or 0.0),
-            Evidence("utilization", busy, "ratio", f"GPU {gpu.gpu} reads {percent(busy)} busy"),
+            Evidence("utilization", busy, "ratio", f"GPU {gpu.gpu} shows {percent(busy)} utilisation"),
             Evidence("power", fallen, "ratio", text),
             *_waited_for(window)[1],
             severity="critical",
-            advice="take the stacks of all ranks before you end any of them (gpuwatch stacks): a collective waits for a rank that does not arrive",
+            advice="capture the stacks of all ranks before you kill any of them (gpuwatch stacks): a collective waits for a rank that does not arrive",
         )
     return None
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="JobGoodputLow")
+@lone("save at the interval that the finding names", alert=None, runbook="JobGoodputLow")
 def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a job that is interrupted again and again would do more new steps with another interval between its checkpoints.
+    """Found when, after ≥ `checkpoint_interruptions` interruptions of a job, another interval gains ≥ `checkpoint_gain`.
 
     The interval is Daly's (2006), of which Young's, sqrt(2 × cost × mean time between interruptions), is the first term. What a restart
     takes changes the throughput of both intervals alike. The range is that of the mean time which the interruptions seen leave open.
@@ -134,8 +133,8 @@ def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | Non
         1 - 1 / gain,
         Evidence("interval", now_s, "s", f"a checkpoint every {duration(now_s)}, which takes {duration(cost_s)}"),
         Evidence("interruptions", count, "", f"{count} interruptions in {duration(job.alive_s)}"),
-        Evidence("restart", back_s, "s", f"each took {duration(back_s)} to come back"),
-        *(Evidence("repeated", each_s, "s", f"and {duration(each_s)} of steps to do again") for each_s in repeated_s),
+        Evidence("restart", back_s, "s", f"each recovery took {duration(back_s)}"),
+        *(Evidence("repeated", each_s, "s", f"each repeated {duration(each_s)} of steps") for each_s in repeated_s),
         advice=f"save every {duration(best_s)} instead of every {duration(now_s)}",
         predicted_speedup=round(gain, 2),
         predicted_range=(round(max(1.0, min(gain, *gains)), 2), round(max(gain, *gains), 2)),
@@ -162,17 +161,13 @@ def _expected(count: int) -> tuple[float, float]:
     return low, high
 
 
-_RANKS_SHOWN = 8
-
-
-@rule(explains=(), explained_by=(), stacks="all ranks", alert="Straggler", runbook="Straggler")
+@lone("check that rank's input, node and GPU: the others are not at fault", stacks="all ranks", alert="Straggler")
 def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found for a rank whose own time before communication is above that of the other ranks, while those wait for it; by rank 0, where
-    it has the others' summaries, for any of them.
+    """Found when a rank takes ≥ `straggler_share` of a step longer before communication than the others, which wait.
 
     All-reduce makes every step take the same time on all ranks, so that the late rank is the one that waits least for the others. Its
     own time is the step without that wait if it was measured on all ranks; else it is the wait for data and the copy, and the others
-    must show the difference in their compute time.
+    must show the difference in their compute time. Rank 0 finds it for any rank whose summary it has.
     """
     ranks = {rank.rank: rank for rank in window.ranks}
     if window.waits_hidden_in or window.rank not in ranks or len(ranks) < 2:

@@ -1,5 +1,6 @@
 """What is hooked in torch while a training is watched: device times, copies, compilations, checkpoints. All of it is removed again."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
+from gpuwatch.hook.torch.memory import SNAPSHOT
 from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, at_each_optimizer_step
 from gpuwatch.hook.torch.patches import Patches, remove_hooks
 from gpuwatch.hook.torch.stream_waits import StreamWaits
@@ -91,6 +93,7 @@ class TorchHooks:
         self._streams = StreamWaits(recorder)
         self.phases = PhaseWatch(recorder)
         self._accelerate: Patches | None = None
+        self.on_step: Callable[[], None] = lambda: None  # called before each step that an optimizer bounds
 
     def make_loader(self, prepare: Callable[[], Patches]) -> None:
         """A loader is watched, and may be given to Accelerate before its first pass: `prepare` patches that."""
@@ -113,6 +116,7 @@ class TorchHooks:
             self.begin_loop()
             self._started()
         self.find_device()
+        self.on_step()
 
     def begin_step(self) -> None:
         """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
@@ -141,6 +145,8 @@ class TorchHooks:
 
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
+        if os.environ.get(SNAPSHOT) and getattr(events, "kind", None) == "cuda":
+            sys.modules["torch"].cuda.memory._record_memory_history(max_entries=100_000)
         timeline = DeviceTimeline(events)
         self.communication.measure_by(timeline)
         self._recorder.adopt_device(timeline)

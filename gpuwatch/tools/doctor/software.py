@@ -142,13 +142,16 @@ KNOWN: dict[str, Accepted] = {
     ),
     **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "NODE", "GRAFANA_PASSWORD", "TOKEN", "API_TOKEN")},
     "GPUWATCH_AGENT_ADDRESS": _ANY,
-    **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO")},
+    **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO", "TRACE")},
     "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
     "GPUWATCH_AUTO_SCRIPT": _ANY,
     "GPUWATCH_LOG": (lambda value: value.lower() == "auto" or _FLAG[0](value), "auto"),
     "GPUWATCH_HTTP": (is_address, "HOST:PORT"),
     "GPUWATCH_AGENT_SCHEME": (lambda value: value in ("http", "https"), "http or https"),
-    **{f"GPUWATCH_{name}": _FILE for name in ("HISTORY", "CONFIG", "TOKEN_FILE", "API_TOKEN_FILE", "CLIENT_CERT")},
+    **{
+        f"GPUWATCH_{name}": _FILE
+        for name in ("HISTORY", "CONFIG", "TOKEN_FILE", "API_TOKEN_FILE", "CLIENT_CERT", "OOM_SNAPSHOT")
+    },
     **{f"GPUWATCH_{name}": _URL for name in ("AGENT", "AGENT_URL", "PROMETHEUS", "PROMETHEUS_URL", "OTLP")},
     "GPUWATCH_ALERTMANAGER_URL": _URL,
     "GPUWATCH_RUN_DIR": (lambda value: value.startswith("/"), "an absolute path"),

@@ -91,7 +91,7 @@ class Comparison(msgspec.Struct, frozen=True):
         rows: list[tuple[str, ...]] = [("time", *times, ""), ("steps", f"{a.steps:,}", f"{b.steps:,}", "")]
         taken = [run.step_time.of_last if run.step_time else None for run in (a, b)]
         if any(taken):
-            rows.append(("of which the times are", *(f"the last {of:,}" if of else "all" for of in taken), ""))
+            rows.append(("step times of", *(f"the last {of:,}" if of else "all" for of in taken), ""))
         for what, name in _STEP_ROWS.items():
             before, after = (getattr(run.step_time, name) if run.step_time else None for run in (a, b))
             texts = ["" if value is None else duration(value) for value in (before, after)]
@@ -179,7 +179,7 @@ def parse_gate(text: str, of_two: bool = False) -> tuple[str, float]:
     if name not in known:
         near = get_close_matches(name, known, 1, 0.6)
         hint = f"did you mean {near[0]}?" if near else f"give one of {', '.join(known)}"
-        raise ConfigError(f"--fail-on {text}: {name!r} is no state; {hint}")
+        raise ConfigError(f"--fail-on {text}: {name!r} is not a state; {hint}")
     with suppress(ValueError):
         if 0 <= (most := float(number)) <= (float("inf") if name == STEP else 1):
             return name, most

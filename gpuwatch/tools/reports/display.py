@@ -89,7 +89,7 @@ VERDICTS: dict[str, Look] = {
     "straggler": Look("the other ranks wait", VERMILLION),
     "stalled": Look("stalled", WINE),
     "other": Look("other", GREY),
-    "unknown": Look("not known", GREY),
+    "unknown": Look("unknown", GREY),
 }
 
 SEVERITIES: dict[str, Look] = {

@@ -24,7 +24,7 @@ from gpuwatch.tools.reports.statistics import block_means, mean_interval, quanti
 
 _POINTS = 120  # intervals of the ledger over time, and groups of steps, at most
 _STEPS = 20_000
-_OF_RUN = ("run", "name", "user", "job", "host", "device", "world_size", "steps", "versions", "tags")
+_OF_RUN = ("name", "user", "job", "host", "device", "world_size", "steps", "versions", "tags")
 """What a report takes over from rank 0."""
 _MISSED = 0.01  # share of a run's step records that may be missing for other reasons than that they are old
 _ENDS_A_RUN = tuple(rule.cause for rule in RULES if rule.ends_run)
@@ -90,6 +90,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         schema=model.SCHEMA,
         gpuwatch=__version__,
         generated_s=now_s,
+        run=run,
         **{name: getattr(first, name) for name in _OF_RUN},
         status=_status(ranks),
         timeline=timeline,
@@ -209,7 +210,9 @@ def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
     if prices is None or prices.gpu_hour is None:
         costs = [rank.cost for rank in ranks]
     else:
-        of_ranks = ((rank, prices.hourly(rank.gpus), sum(rank.energy_joules.values())) for rank in ranks)
+        of_ranks = (
+            (rank, prices.hourly(rank.gpus, rank.gpu_share), sum(rank.energy_joules.values())) for rank in ranks
+        )
         costs = [cost_of(rank.states, of, prices.currency, joules, prices.kwh) for rank, of, joules in of_ranks]
     return total_cost([cost for cost in costs if cost is not None])
 

@@ -94,7 +94,8 @@ def held_lines(held: Mapping[str, Any]) -> list[str]:
 def of_runs(runs: Iterable[api.Run]) -> dict[str, Any]:
     """Return what these ranks held, as in `joined`: `gpu_hours`, `energy_joules` by state, `cost`, `currency`; without what is not known."""
     ranks = list(runs)
-    spent = [(_KINDS.get(state), s * len(rank.gpus) / 3600) for rank in ranks for state, s in rank.states.items()]
+    held = [(rank, rank.gpu_share * len(rank.gpus) / 3600) for rank in ranks]
+    spent = [(_KINDS.get(state), s * gpus) for rank, gpus in held for state, s in rank.states.items()]
     hours = {kind: sum(h for own, h in spent if kind in ("all", own)) for kind in ("all", *_KINDS.values())}
     used = [item for rank in ranks for item in rank.energy_joules.items()]
     joules = {state: sum(each for own, each in used if own == state) for state, _ in used}
@@ -112,7 +113,7 @@ def job_text(job: Mapping[str, Any]) -> str:
     is_joined, goodput_ratio = "causes" in job, job.get("goodput_ratio")
     has_numbers = job.get("steps" if is_joined else "redone_steps") is not None
     most = "" if has_numbers or job.get("attempts", 1) == 1 else "at most "
-    goodput = f"{most}{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
+    goodput = f"{most}{percent(goodput_ratio)}: spent on new steps" if goodput_ratio is not None else "not known"
     lines = [f"gpuwatch · job {job['job']} · {', '.join(parts)}", f"  goodput {goodput}"]
     lines.append(f"  where   {shares_text(shares(job['states']))}")
     if not is_joined:
@@ -120,7 +121,7 @@ def job_text(job: Mapping[str, Any]) -> str:
         lost = f", {job['lost_steps']:,} lost" if job["lost_steps"] else ""
         lines.append(f"  steps   {job['steps']:,}, of which {redone} redone{lost}")
     elif (elsewhere := job.get("redone_elsewhere_steps")) is not None and has_numbers:
-        lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
+        lines.append(f"  steps   {job['steps']:.0f}, plus {elsewhere:.0f} repeated on another node")
     lines += held_lines(job)
     if restart := sorted(job.get("restart", {}).items(), key=lambda item: -item[1]):
         lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in restart))

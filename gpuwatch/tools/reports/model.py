@@ -145,7 +145,7 @@ class RunReport(msgspec.Struct, frozen=True):
         if not over.means:
             return ""
         until = "" if over.means == len(over.time_s) else f"up to {when(over.time_s[over.means])} "
-        return f"{until}means alone: single steps from then are no longer kept"
+        return f"{until}means only: single steps from then are no longer stored"
 
     @property
     def state_rows(self) -> list[tuple[str, ...]]:

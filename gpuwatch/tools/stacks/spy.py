@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from gpuwatch.errors import GpuwatchError, MissingExtra
+from gpuwatch.hook.requests import ask
 from gpuwatch.host.frames import is_users, may_be_users
 from gpuwatch.tools.stacks.records import CHILD, TRAINING, WORKER, HotLine, ProcessStacks, Stacks
 
@@ -65,10 +66,14 @@ def check_readable(pid: int, procfs: Path = Path("/proc")) -> None:
 
 
 def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
-    """Sample all targets at once for this long. Raises: GpuwatchError where none of them can be read; MissingExtra."""
-    program = find_py_spy()
+    """Sample all targets at once for this long. Raises: GpuwatchError where none of them can be read."""
+    try:
+        program: Path | None = find_py_spy()
+    except MissingExtra:
+        program = None  # each process samples itself
     for target in targets:
-        check_readable(target.pid)
+        if program is not None:
+            check_readable(target.pid)
         place = target.flame_graph
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +83,9 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
 
     def record(target: Target) -> str:
         """Return py-spy's error output; one that does not end is killed."""
+        if program is None:
+            target.flame_graph.write_bytes(ask(target.pid, seconds=seconds, rate_hz=rate_hz))
+            return ""
         command = _command(program, target.pid, seconds, rate_hz, target.flame_graph)
         try:
             timeout_s = seconds + _SLACK_S

@@ -116,7 +116,7 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes_and_time(
 ) -> None:
     monkeypatch.setattr(http, "_MOST_UNREAD", 30 << 20)
     monkeypatch.setattr(http, "_IDLE_S", 0.2)
-    monkeypatch.setattr(http, "_LONGEST_S", 1.0)
+    monkeypatch.setattr(http, "_LONGEST_S", 4.0)
     open_ones: set[Any] = set()
     made = BoundedProtocol.connection_made
 

@@ -192,6 +192,20 @@ def test_the_number_of_the_first_step_may_come_late() -> None:
     assert node.only().states["redone"] == pytest.approx(2.0)
 
 
+def test_a_late_number_of_the_first_step_makes_no_step_of_the_same_process_redone() -> None:
+    """Its first Hello came before the loop; imports took longer than its ledger has been open."""
+    node = Node()
+    hook = FakeHook(110 * S).spend("startup", S)
+    run = node.runs["run-a", 0] = Run("run-a", 0, BOOT)
+    for first_step in (None, 0):
+        for message in (hook.hello(start_ticks=10_000, first_step=first_step), hook.message()):
+            run.apply(message, hook.at_ns, wall_s(hook.at_ns))
+        node.jobs.update([run])
+        hook.step().step()  # done before the second Hello
+    assert (node.only().steps, node.only().redone_steps) == (2, 0)
+    assert "redone" not in node.only().states
+
+
 def test_a_first_step_beyond_all_bounds_does_no_harm() -> None:
     node = Node()
     attempt(node, 100, 10, first_step=2**53)
@@ -277,7 +291,7 @@ def test_where_the_global_step_is_unknown_the_text_asks_for_it() -> None:
     assert "of which an unknown number redone" in job_text(asdict(node.only()))
     text = job_text(asdict(node.only()))
     assert (
-        "Watch(step=…)" in text and f"  goodput at most {node.only().goodput_ratio:.0%}: computed new steps\n" in text
+        "Watch(step=…)" in text and f"  goodput at most {node.only().goodput_ratio:.0%}: spent on new steps\n" in text
     )
     alone = Node()
     attempt(alone, 100, 60)  # nothing came before it

@@ -7,14 +7,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuwatch import api
+from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import Sample
+from gpuwatch.tools.reports.job import of_runs
 from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors.drivers import DriverCollector, GpuDevice
 from gpuwatch_agent.gpus import Account, GpuLedgers, GpuReading, GpuRecord
-from gpuwatch_agent.gpus.readings import gpu_readings, shares
+from gpuwatch_agent.gpus.readings import gpu_readings, note_gpus, shares
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.runs import ENDED, Run, read_record
+from gpuwatch_agent.runs.views import run_view
 from gpuwatch_agent.runs.window import RecentSamples
-from tests.unit.agent.hooks import BOOT, S
+from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 UUID = "GPU-1"
 
@@ -112,6 +117,55 @@ def test_owners_that_come_and_go_are_bounded() -> None:
         node.second({("alice", "", "", ""): 0.5, ("", str(number), "", ""): 0.5})
     found = node.book.accounts[UUID].shared_s
     assert len(found) == 32 and found["alice", "", "", ""] == 50.0 and ("", "99", "", "") in found
+
+
+def test_the_runs_of_a_shared_gpu_are_charged_for_its_time_once(table: ProcessTable) -> None:
+    """Run a holds it alone for 10 s, with b's process for 20 s, in which it uses 3 of 4 kernels, and b holds it alone for 10 s."""
+    book, runs = GpuLedgers(), {10: Run("a", 0, BOOT), 20: Run("b", 0, BOOT)}
+    hooks = {pid: FakeHook(1000 * S, run=run.run) for pid, run in runs.items()}
+    for pid, run in runs.items():
+        run.owner = table.owner(pid)
+    prices = Prices(gpu_hour=3600.0)  # a second is 1
+
+    def views() -> tuple[api.Run, ...]:
+        return tuple(run_view(run, prices) for run in runs.values())
+
+    for second in range(1, 41):
+        pids = [pid for pid, seen in ((10, second <= 30), (20, second > 10)) if seen]
+        for pid in pids:
+            hook = hooks[pid]
+            if pid == 20 and second == 11:
+                hook = hooks[pid] = FakeHook((1000 + second - 1) * S, run="b")
+            hook.step(data_ns=400 * MS, compute_ns=600 * MS)
+            for message in (hook.hello(), hook.message()):
+                runs[pid].apply(message, hook.at_ns, wall_s(hook.at_ns))
+        driver = Driver(*pids, used={10: 0.6, 20: 0.2})
+        if second == 31:
+            runs[10].status = ENDED
+        book.advance(gpu_readings(driver, RecentSamples(), table, {}), {p: runs[p] for p in pids}, (1000 + second) * S)
+        note_gpus(runs.values(), book.accounts.values(), driver)
+        if second == 20:
+            assert [run.gpus for run in views()] == [("NVIDIA H100",)] * 2
+            assert [run.gpu_share for run in views()] == pytest.approx([(10 + 7.5) / 20, 0.25])
+    a, b = views()
+    assert a.cost is not None and b.cost is not None
+    assert (a.cost.total, b.cost.total) == pytest.approx((10 + 15, 5 + 10))
+    assert a.cost.states["compute"] == pytest.approx(0.6 * 25)
+    held = [of_runs([run])["gpu_hours"] for run in (a, b)]
+    assert [each["all"] * 3600 for each in held] == pytest.approx([25, 15])
+    kept = runs[20].record()
+    assert kept is not None and run_view(read_record(kept), prices).cost == b.cost
+
+
+def test_two_runs_of_one_owner_have_half_of_a_gpu_each(table: ProcessTable) -> None:
+    book, runs = GpuLedgers(), {10: Run("a", 0, BOOT), 11: Run("b", 0, BOOT)}
+    hooks = {pid: FakeHook(1000 * S, run=run.run) for pid, run in runs.items()}
+    for second in range(1, 11):
+        for pid, hook in hooks.items():
+            hook.step(compute_ns=940 * MS)
+            runs[pid].apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
+        book.advance([GpuReading("0", UUID, (10, 11), 0.5)], runs, (1000 + second) * S)
+    assert [run.lent_s for run in runs.values()] == pytest.approx([4.5, 4.5])  # of 9 s: the first sample is of no time
 
 
 def test_shared_time_is_served_by_owner(table: ProcessTable) -> None:

@@ -175,13 +175,13 @@ def test_a_lost_run_whose_end_is_known_is_told_with_it() -> None:
         "training_killed",
         1.0,
         rank=3,
-        title="the training process was killed for lack of memory",
+        title="the training process was killed by the OOM killer",
         advice="smaller batches",
     )
     (published,) = wrong(killed, runs=[lost_run(findings=(killed,))])
     assert (published.alert, published.title) == (
         "RunKilled",
-        "run a, rank 3: the training process was killed for lack of memory",
+        "run a, rank 3: the training process was killed by the OOM killer",
     )
     assert published.body == "- 4 of 4 workers at 97% CPU\nOwner: unknown\nDo: smaller batches"
 
@@ -309,7 +309,7 @@ def test_each_gpu_and_rank_is_an_alert_of_its_own() -> None:
 @pytest.mark.parametrize("url", ["nonsense", "nosuch://host", "http://example.com"])
 def test_a_url_that_apprise_does_not_take_is_named_without_its_secrets(url: str) -> None:
     pytest.importorskip("apprise")
-    with pytest.raises(ConfigError, match="--notify: Apprise does not take") as error:
+    with pytest.raises(ConfigError, match="--notify: Apprise does not support") as error:
         apprise_senders([url])
     assert "host" not in str(error.value).split("take")[1].split(";")[0] or url == "nonsense"
 

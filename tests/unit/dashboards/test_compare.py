@@ -22,10 +22,10 @@ def test_a_run_of_more_steps_than_a_report_takes_is_drawn_from_its_start() -> No
     points, head = compared(old=0)
     assert len(points) == 120 and points[0] == [0.0, 100.0]
     assert points[-1] == [33.056, 100.0]  # hours, ms
-    assert "no longer kept" not in head and "the last 20,000" not in head
+    assert "no longer stored" not in head and "the last 20,000" not in head
 
 
 def test_where_it_is_of_means_alone_the_card_says_so() -> None:
     points, head = compared(old=60)
     assert len(points) == 120
-    assert "resnet: up to 2026-" in head and "means alone: single steps from then are no longer kept." in head
+    assert "resnet: up to 2026-" in head and "means only: single steps from then are no longer stored." in head

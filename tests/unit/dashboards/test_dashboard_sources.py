@@ -211,7 +211,7 @@ def test_prometheus_runs() -> None:
     [finding] = run.findings
     assert (finding.cause, finding.ratio, finding.evidence) == ("input_single_process", 0.62, ())
     assert "gpuwatch dashboard" in finding.advice
-    assert finding.advice.startswith("Set num_workers, the training process makes the batches itself. ")
+    assert finding.advice.startswith("Set num_workers: the training process prepares the batches. ")
 
 
 def test_prometheus_findings_of_a_run_on_many_nodes_are_one_each() -> None:

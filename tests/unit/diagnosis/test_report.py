@@ -34,7 +34,7 @@ def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
         "gpuwatch · train.py · 3m 12s, 3,000 steps of 60 ms\n"
         "  input-bound: 62% of the time training waited for data\n"
         "  where input_wait 62%  compute 31%  checkpoint 5.0%  startup 1.0%  other 0.2%\n"
-        "  why   batches are made in the training process: training waited for data 62% of the time (on\n"
+        "  why   batches are prepared in the training process: training waited for data 62% of the time (on\n"
         "        average 40 ms of a 60 ms step); num_workers=0; 96% of a fetch is CPU work (decoding,\n"
         "        augmentation)\n"
         "  do    DataLoader(num_workers=3, persistent_workers=True); expect a step of 21.6 ms to 36.6 ms;\n"

@@ -86,7 +86,7 @@ def test_peaks_are_those_of_the_data_sheets_at_a_clock_that_the_model_has() -> N
     """The clocks are those that NVIDIA's white papers give for tensor operations, in GHz."""
     clocks = {name: round(peak.flops_per_s / peak.flops_per_clock / 1e9, 2) for name, peak in DENSE_PEAKS.items()}
     assert clocks == {
-        "NVIDIA B200": 1.86, "NVIDIA H200 NVL": 1.55, "NVIDIA H200": 1.83, "NVIDIA GH200": 1.83, "NVIDIA H100 NVL": 1.55,
+        "NVIDIA GB200": 2.06, "NVIDIA B200": 1.86, "NVIDIA H200 NVL": 1.55, "NVIDIA H200": 1.83, "NVIDIA GH200": 1.83, "NVIDIA H100 NVL": 1.55,
         "NVIDIA H100 PCIe": 1.62, "NVIDIA H800 PCIe": 1.62, "NVIDIA H100": 1.83, "NVIDIA H800": 1.83, "NVIDIA A100": 1.41, "NVIDIA A800": 1.41,
         "NVIDIA A30": 1.44, "NVIDIA A40": 1.74, "NVIDIA A10": 1.7, "NVIDIA L40S": 2.49, "NVIDIA L4": 2.04,
         "Tesla V100 SXM2": 1.53, "Tesla V100 PCIE": 1.37, "Tesla V100S PCIE": 1.59, "Tesla T4": 1.59,
@@ -97,7 +97,7 @@ def test_a_model_is_found_by_the_name_that_its_driver_gives() -> None:
     by_name = {name: DENSE_PEAKS[row] for row, names in {
         "NVIDIA H100": ("NVIDIA H100 80GB HBM3",), "NVIDIA H100 PCIe": ("NVIDIA H100 PCIe",),
         "NVIDIA H100 NVL": ("NVIDIA H100 NVL",), "NVIDIA H200": ("NVIDIA H200",), "NVIDIA H200 NVL": ("NVIDIA H200 NVL",),
-        "NVIDIA GH200": ("NVIDIA GH200 480GB",), "NVIDIA L4": ("NVIDIA L4",), "NVIDIA L40S": ("NVIDIA L40S",),
+        "NVIDIA GB200": ("NVIDIA GB200",), "NVIDIA B200": ("NVIDIA B200",), "NVIDIA GH200": ("NVIDIA GH200 480GB",), "NVIDIA L4": ("NVIDIA L4",), "NVIDIA L40S": ("NVIDIA L40S",),
         "NVIDIA A100": ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB"),
         "NVIDIA A800": ("NVIDIA A800-SXM4-80GB", "NVIDIA A800 80GB PCIe"), "NVIDIA H800": ("NVIDIA H800",),
         "NVIDIA H800 PCIe": ("NVIDIA H800 PCIe",), "NVIDIA A30": ("NVIDIA A30",), "NVIDIA A40": ("NVIDIA A40",), "NVIDIA A10": ("NVIDIA A10",),
@@ -117,7 +117,7 @@ def test_a_model_is_found_by_the_name_that_its_driver_gives() -> None:
         "NVIDIA RTX A6000",
     ]
     others += ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 5090", "AMD Instinct MI300X"]
-    others += ["NVIDIA B300 SXM6 AC", "NVIDIA GB200", "NVIDIA GB300", "Tesla V100-SXM3-32GB", "Tesla P100-SXM2-16GB"]
+    others += ["NVIDIA B300 SXM6 AC", "NVIDIA GB300", "Tesla V100-SXM3-32GB", "Tesla P100-SXM2-16GB"]
     others += ["NVIDIA A40-48Q", "NVIDIA A10-24Q", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"]
     for other in others:
         assert dense_peak(other) is None

@@ -27,9 +27,9 @@ def test_a_loop_that_waits_a_few_per_cent_is_healthy() -> None:
 def test_between_healthy_and_input_bound_there_is_no_cliff() -> None:
     """9.6% waited was healthy, 10.0% input-bound, with advice for a gain of 1.1×."""
     for wait_ms, sentence in (
-        (5.2, "mostly compute; 5.2% of the time waits for data: 1.1× at most without it"),
-        (10.0, "mostly compute; 10% of the time waits for data: 1.1× at most without it"),
-        (14.4, "mostly compute; 14% of the time waits for data: 1.2× at most without it"),
+        (5.2, "mostly compute; 5.2% of the time is data wait: at most 1.1× the throughput without it"),
+        (10.0, "mostly compute; 10% of the time is data wait: at most 1.1× the throughput without it"),
+        (14.4, "mostly compute; 14% of the time is data wait: at most 1.2× the throughput without it"),
     ):
         mild = window(steps(100, wait_ms / 1e3, 0.1 - wait_ms / 1e3))
         assert give_verdict(mild) == Verdict("compute", pytest.approx(1 - wait_ms / 100), sentence)

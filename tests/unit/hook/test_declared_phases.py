@@ -115,8 +115,8 @@ def test_what_no_phase_declares_is_said_to_be_outside_of_them() -> None:
     def sentence(**phases: float) -> str:
         return give_verdict(Window(100.0, states, phases)).sentence
 
-    assert sentence() == "60% of the time passed outside of training steps and declared phases"
-    assert sentence(log=10.0) == "50% of the time passed outside of training steps and declared phases"
+    assert sentence() == "60% of the time was spent outside of training steps and declared phases"
+    assert sentence(log=10.0) == "50% of the time was spent outside of training steps and declared phases"
     assert sentence(rollout=45.0) == "rollout takes 45% of the time"
     assert sentence(a=19.0, b=18.0, c=17.0) == "declared phases take 54% of the time, a the most"
     assert sentence(a=2.0, rest=52.0) == "declared phases take 54% of the time, each a small part"

@@ -157,7 +157,7 @@ def test_of_loaders_that_feed_a_step_the_one_waited_for_is_diagnosed(
     )
     report = watch.report()
     finding = next(each for each in report.findings if each.cause == "input_single_process")
-    assert finding.advice.startswith("of the loaders that feed a step, the one over float (num_workers=0): ")
+    assert finding.advice.startswith("for the loader over float (num_workers=0), one of several that feed a step: ")
     assert "for the loader over float" in finding.evidence[0].text and "collate" not in str(report)
     for _ in watch.steps(Fast([1, 1])):  # alone, it is the one that counts
         pass
@@ -189,7 +189,7 @@ def test_an_empty_queue_is_evidence_and_what_was_not_counted_is_none() -> None:
     assert queue_evidence(STARVED) == []
     starved = replace(STARVED, ready_batches=0.1, empty_fetch_ratio=0.96)
     assert [evidence.text for evidence in queue_evidence(starved)] == [
-        "the next batch was not ready at 96% of the fetches (0.1 batches ready on average)"
+        "the next batch was not ready in 96% of the fetches (0.1 batches ready on average)"
     ]
     finding = input_unexplained(starved)
     assert finding is not None and "empty queue" in [evidence.what for evidence in finding.evidence]

@@ -80,5 +80,5 @@ def test_what_cannot_be_compared_passes_no_limit_and_the_limits_of_one_run_hold_
         "slower was not measured (limit 5.0%)",
         "input_wait is 60%, 50.0 points over the limit of 10%",
     ]
-    with pytest.raises(ConfigError, match="no state"):
+    with pytest.raises(ConfigError, match="is not a state"):
         parse_gate("slower=0.05")

@@ -116,7 +116,7 @@ def test_the_plot_of_a_long_run_is_of_all_of_it_and_its_times_say_of_what_they_a
     assert report.headline.endswith("1,200,000 steps, the last 20,000 of 100 ms")
     assert "A step (the last 20,000 of 1,200,000 steps) takes 100 ms on average" in as_markdown(report)
     rows = compare(gather(FakeSource(), "resnet", NOW_S), report).rows
-    assert ("of which the times are", "all", "the last 20,000", "") in rows
+    assert ("step times of", "all", "the last 20,000", "") in rows
 
 
 def test_old_steps_are_means_and_the_plot_says_so() -> None:
@@ -125,7 +125,7 @@ def test_old_steps_are_means_and_the_plot_says_so() -> None:
     assert over.means == 60
     assert over.p05_s[59] == over.median_s[59] == over.p95_s[59] == pytest.approx(0.1)
     assert over.p95_s[60] == 0.2
-    assert report.plotted_steps.startswith(f"up to {when(START_S + 60_000)} means alone: single steps")
+    assert report.plotted_steps.startswith(f"up to {when(START_S + 60_000)} means only: single steps")
     assert "Up to 20" in as_html(report)
 
 
@@ -146,7 +146,7 @@ def test_a_run_of_which_no_single_steps_are_kept_has_a_plot_of_means() -> None:
         FakeSource([run(steps=1200)], steps(0, 0.0, 0.0), condensed=condensed(12, 100, old=12)), "resnet", NOW_S
     )
     assert report.step_time is None and report.steps_over_time.means == 12
-    assert report.plotted_steps == "means alone: single steps from then are no longer kept"
+    assert report.plotted_steps == "means only: single steps from then are no longer stored"
     (output, *_) = compare(report, gather(FakeSource(), "resnet", NOW_S)).outcome
     assert output == "speed not compared: single steps of resnet are no longer stored"
 

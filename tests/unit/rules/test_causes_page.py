@@ -1,20 +1,58 @@
-"""docs/concepts/causes.md against the code: every cause is there, its numbers are the table's, its roots those of the diagnosis."""
+"""The tables of causes in the docs: written from the rules, every cause is there, its numbers are the thresholds', its roots the diagnosis'."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from gpuwatch.diagnosis.rules import CAUSES, roots_of
-from gpuwatch.diagnosis.thresholds import Thresholds
+import pytest
 
-PAGE = (Path(__file__).parents[3] / "docs" / "concepts" / "causes.md").read_text()
+from gpuwatch.diagnosis.finding import Rule
+from gpuwatch.diagnosis.rules import CAUSES, RULES, roots_of
+from gpuwatch.diagnosis.thresholds import Thresholds
+from gpuwatch.diagnosis.window import Window
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "concepts" / "causes.md").read_text()
+_SPEC = spec_from_file_location("causes_page", ROOT / "scripts/causes_page.py")
+assert _SPEC is not None and _SPEC.loader is not None
+page = module_from_spec(_SPEC)
+_SPEC.loader.exec_module(page)
 TABLE, ROOT_TABLE = (part.split("\n## ")[0] for part in (PAGE, PAGE.split("## Root first")[1]))
 ROWS = dict(re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", TABLE, re.M))
 
 
 def row(cause: str) -> str:
     return next(text for names, text in ROWS.items() if f"`{cause}`" in names)
+
+
+def test_the_committed_tables_are_those_of_the_rules() -> None:
+    assert [each.name for each in page.PAGES if page.written(each) != each.read_text()] == [], "run `make golden`"
+    listed = re.findall(r"^\| `(\w+)` .*\| \[(\w+)\]", TABLE, re.M)
+    assert listed == [(rule.cause, rule.runbook) for rule in RULES]
+
+
+def test_a_stale_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = [replace(rule, change="wait") if rule.cause == "input_cpu" else rule for rule in RULES]
+    monkeypatch.setattr(page, "RULES", rules)
+    stale = [each.name for each in page.PAGES if page.written(each) != each.read_text()]
+    assert stale == ["causes.md", "GpuStarved.md"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.cause)
+def test_a_rule_says_when_it_is_found_and_what_to_change(rule: Rule) -> None:
+    assert page.found_when(rule)[0] and "`_" not in page.found_when(rule)[0]
+    assert 20 <= len(rule.change) <= 120 and not rule.change.endswith("."), "one line, which alerts put into a sentence"
+    assert not re.search(r"[`|]|\{\{|\$\{|\n", rule.change), "an alert's template and a table's row take it as it is"
+
+
+def test_a_rule_without_a_docstring_is_refused() -> None:
+    def silent(window: Window, thresholds: Thresholds) -> None: ...
+
+    with pytest.raises(SystemExit, match=r"silent: its docstring does not begin with 'Found when'"):
+        page.found_when(replace(RULES[0], find=silent))
 
 
 def test_every_cause_has_its_row_and_no_other_has() -> None:
@@ -25,39 +63,40 @@ def test_every_cause_has_its_row_and_no_other_has() -> None:
 def test_numbers_of_the_page_are_those_of_the_table() -> None:
     plain = Thresholds()
     numbers = {
-        "input_single_process": f"≥ {plain.input_share:.0%}",
+        "outside_torch": f"≥ {plain.input_share:.0%} of the time is between an optimizer step",
         "input_cpu_saturated": f"≥ {plain.cores_exhausted:.0%}",
         "input_disk": f"≥ {plain.worker_waiting:.0%}",
         "input_network": f"≥ {plain.network_bytes_per_s / 1e3:.0f} kB/s",
         "artificial_limit": f"≥ {plain.worker_waiting:.0%}",
-        "burst_every_n": f"autocorrelation ≥ {plain.burst_correlation:.1f}), ≥ {plain.burst_share:.0%}",
-        "too_many_workers": f"cores ≥ {plain.cores_exhausted:.0%} busy, CPU pressure ≥ {plain.cpu_pressure:.0%}",
-        "epoch_start_pause": f"≥ {plain.first_batch_factor:.0f} × the median and take ≥ {plain.first_batch_share:.0%}",
+        "burst_every_n": f"(autocorrelation ≥ {plain.burst_correlation:.1f}), and falls on one step of each round: "
+        f"≥ {plain.burst_share:.0%}",
+        "too_many_workers": f"≥ {plain.workers_per_core:g} workers per core fill ≥ {plain.cores_exhausted:.0%} of the "
+        f"cores, and tasks wait for a CPU ≥ {plain.cpu_pressure:.0%}",
+        "epoch_start_pause": f"≥ {plain.first_batch_factor:.0f} × the median and ≥ {plain.first_batch_share:.0%}",
         "transfer_pageable": f"≥ {plain.transfer_share:.0%}",
         "transfer_pcie": f"≥ {plain.pcie_bytes_per_s / 1e9:.0f} GB/s",
-        "host_bound": f"≥ {plain.kept_up_share:.0%} of the steps it runs each kernel as it is launched",
-        "checkpoint_interval": f"≥ {plain.checkpoint_interruptions:.0f} times and whose saves were measured: "
-        f"another interval between them gains ≥ {plain.checkpoint_gain:.0%}",
+        "host_bound": f"runs each kernel as it is launched in ≥ {plain.kept_up_share:.0%} of the steps",
+        "checkpoint_interval": f"≥ {plain.checkpoint_interruptions:.0f} interruptions of a job, another interval "
+        f"gains ≥ {plain.checkpoint_gain:.0%}",
         "straggler": f"≥ {plain.straggler_share:.0%}",
         "eval_share": f"≥ {plain.phase_share:.0%}",
         "shm_exhaustion": f"≥ {plain.shm_used:.0%}",
         "hung": f"≥ {plain.gpu_busy:.0%} busy at ≤ {plain.power_fallen:.0%}",
-        "memory_creep": f"by ≥ {plain.memory_creep_share:.0%} of its size over ≥ {plain.memory_creep_s / 60:.0f} minutes",
+        "memory_creep": f"by ≥ {plain.memory_creep_share:.0%} of its size in ≥ {plain.memory_creep_s / 60:.0f} minutes",
         "throttled": f"≥ {plain.throttled_share:.0%}",
-        "held_idle": f"≤ {plain.gpu_idle_utilization:.0%} for {plain.gpu_idle_s / 60:.0f} minutes",
-        "mfu_mismatch": f"≥ {plain.mfu_gap * 100:.0f} points",
-        "gpu_saturated": f"compute ≥ {plain.saturated_share:.0%} and the driver sees the GPU ≥ {plain.gpu_busy:.0%}",
+        "held_idle": f"≥ {plain.gpu_idle_s / 60:.0f} minutes at ≤ {plain.gpu_idle_utilization:.0%}",
+        "mfu_mismatch": f"≥ {plain.mfu_gap:.0%} of the peak",
+        "gpu_saturated": f"compute is ≥ {plain.saturated_share:.0%} of the time, and the driver sees the run's GPUs "
+        f"≥ {plain.gpu_busy:.0%}",
     }
     assert {cause: text for cause, text in numbers.items() if text not in row(cause)} == {}
+    assert f"input wait takes ≥ {plain.input_share:.0%} of the time (`input_share`)" in TABLE
 
 
 def test_the_roots_of_the_page_are_those_of_the_diagnosis() -> None:
     named = {name for name in re.findall(r"`([a-z_]+)`", ROOT_TABLE)} - {"root"}
     in_code = {name for cause in CAUSES if (roots := roots_of(cause)) for name in (cause, *roots)}
-    if "`input_…`" in ROOT_TABLE:  # one row is about all of them
-        named |= {name for name in in_code if name.startswith("input_")}
-    assert in_code - named == set(), "a row under Root first in docs/concepts/causes.md"
-    assert named - in_code == set()
+    assert in_code == named
 
 
 def test_every_rule_has_a_test_in_this_folder() -> None:

@@ -19,7 +19,14 @@ from gpuwatch.wire import Loader
 from tests.unit.rules.windows import STARVED, steps, window
 
 FACTS = [each.name for each in fields(Rule) if each.name != "find" and each.default is MISSING]
-COMPLETE = {"explains": (), "explained_by": (), "stacks": None, "alert": None, "runbook": "Findings"}
+COMPLETE = {
+    "change": "do less of it",
+    "explains": (),
+    "explained_by": (),
+    "stacks": None,
+    "alert": None,
+    "runbook": "Findings",
+}
 
 
 def nothing(window: Window, thresholds: Thresholds) -> Finding | None:

@@ -33,7 +33,7 @@ def test_single_process_is_capped_by_the_cores_that_are_free() -> None:
     two_cores = HostFacts(cpu_cores=2, cpu_busy_ratio=0.5)
     finding = input_single_process(replace(STARVED, loader=NO_WORKERS, fetch_cpu_ratio=0.98, host=two_cores))
     assert finding is not None
-    assert "num_workers=1," in finding.advice and "(2 would feed the step, limited by cores)" in finding.advice
+    assert "num_workers=1," in finding.advice and "(the step needs 2; limited by cores)" in finding.advice
     assert finding.predicted_speedup == pytest.approx(
         100 / 66.3 / 0.9, abs=0.01
     )  # then the worker's 60 ms, and its copy, are the limit
@@ -45,8 +45,8 @@ def test_single_process_is_capped_by_four_workers_a_core_where_the_fetch_sleeps(
     two_cores = HostFacts(cpu_cores=2, cpu_busy_ratio=0.1)
     finding = input_single_process(window(columns, loader=NO_WORKERS, fetch_cpu_ratio=0.03, host=two_cores))
     assert finding is not None
-    assert "num_workers=8, persistent_workers=True) (10 would feed the step, limited by cores)" in finding.advice
-    assert finding.evidence[2].text.startswith("only 3.0% of a fetch is CPU work: it waits")
+    assert "num_workers=8, persistent_workers=True) (the step needs 10; limited by cores)" in finding.advice
+    assert finding.evidence[2].text.startswith("only 3.0% of a fetch is CPU work: the rest is waiting")
 
 
 def test_no_workers_deliver_faster_than_batches_are_handed_over() -> None:
@@ -64,7 +64,7 @@ def test_where_a_worker_may_make_it_slower_neither_a_number_nor_a_gain_is_given(
     finding = input_single_process(tight)
     assert finding is not None and finding.gain == "" and finding.predicted_range is None
     assert "num_workers=" not in finding.advice
-    assert "what workers gain on these cores is not certain: measure it (gpuwatch tune)" in finding.advice
+    assert "the benefit of workers on these cores is uncertain: measure it (gpuwatch tune)" in finding.advice
     sure = input_single_process(replace(tight, host=HostFacts(cpu_cores=16, cpu_busy_ratio=0.2)))
     assert sure is not None and "num_workers=2," in sure.advice and sure.predicted_range == (2.27, 2.48)
 
@@ -76,7 +76,7 @@ def test_a_share_of_other_steps_than_the_mean_s_is_explained() -> None:
     finding = input_single_process(window(replace(columns, data_wait_s=waits), loader=NO_WORKERS))
     assert finding is not None
     assert finding.evidence[0].text == (
-        "training waited for data 16% of the time (on average 20 ms of a 60 ms step, start-up and first batches left out)"
+        "training waited for data 16% of the time (on average 20 ms of a 60 ms step, without start-up and first batches)"
     )
     # spawned workers, 16 steps a pass: the pauses are the cause, and nearly no wait is left for another one
     columns = steps(48, 0.0013, 0.0007, firsts=(0, 16, 32))
@@ -137,7 +137,7 @@ def test_a_quota_that_is_used_up_is_named_on_a_node_with_cores_to_spare() -> Non
     held = HostFacts(cpu_cores=4, cpu_busy_ratio=0.1, cpu_quota_cores=3.5, cpu_throttled_ratio=0.97)
     finding = input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=held))
     assert finding is not None and finding.title == "the job's CPU quota limits the loader workers"
-    assert finding.evidence[1].text == "the CPU quota of 3.5 cores was used up in 97% of its periods of 100 ms"
+    assert finding.evidence[1].text == "the CPU quota of 3.5 cores was used up in 97% of the 100 ms periods"
     assert "resources.limits.cpu" in finding.advice and "more workers will not help" in finding.advice
     roomy = replace(held, cpu_cores=16, cpu_throttled_ratio=0.1)
     assert input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=roomy)) is None

@@ -33,9 +33,9 @@ def test_a_run_whose_job_crashes_is_not_called_healthy() -> None:
 
     assert (
         sentence(JOB)
-        == "97% of the time is compute, but after 4 interruptions 56% of the job's time computed new steps"
+        == "97% of this run is compute, but after 4 interruptions 56% of the job's time went into new steps"
     )
-    assert sentence(replace(JOB, repeated_s=None)).endswith("at most 56% of the job's time computed new steps")
+    assert sentence(replace(JOB, repeated_s=None)).endswith("at most 56% of the job's time went into new steps")
     assert sentence(replace(JOB, interruptions=1)) == "healthy: 97% of the time is compute, the input keeps up"
 
 

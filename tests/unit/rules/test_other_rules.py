@@ -101,8 +101,8 @@ def test_phases_that_are_small_each_are_added_up() -> None:
     spent = {"checkpoint": 0.8, "other": 1.1}
     saving = window(columns, states_s=states(columns, **spent), declared_s={"checkpoint_load": 1.0})
     assert give_verdict(saving).sentence == (
-        "mostly compute, 81% of the time; 19% of it is in no step "
-        "(checkpoint 8.0%, checkpoint_load 10%, outside of steps and phases 1.0%)"
+        "mostly compute, 81% of the time; 19% is outside of training steps "
+        "(checkpoint 8.0%, checkpoint_load 10%, undeclared 1.0%)"
     )
     few = window(columns, states_s=states(columns, checkpoint=0.5, other=0.5), declared_s={"checkpoint_load": 0.5})
     assert give_verdict(few).sentence == "healthy: 89% of the time is compute, the input keeps up"
@@ -140,7 +140,7 @@ def test_a_run_that_mostly_starts_says_so_first(place: Place | None, title: str,
     assert report.findings[0].advice.startswith(advice)
     assert ("98% of the first wait is in D.build_index (data.py:41)" in str(report.findings[0])) == (place == BUILD)
     assert report.verdict.sentence.startswith(
-        "start: the first batch took 7.0 s, and the end of the pass (its workers end) took 4.0 s of 16.0 s; apart from that host-bound"
+        "start: the first batch took 7.0 s, and the end of the pass (its workers shut down) took 4.0 s of 16.0 s; apart from that host-bound"
     )
     assert slow.share("input_wait") == pytest.approx(0.1)
     usual = replace(slow, first_step_s={"input_wait": 0.3, "compute": 0.009}, end_s=0.2)
@@ -158,7 +158,7 @@ def test_an_evaluation_that_waits_for_data_itself_is_not_asked_to_be_rarer(waits
     assert [each.value for each in finding.evidence] == pytest.approx([0.6] + [waits] * (waits is not None))
     assert finding.predicted_speedup == pytest.approx(1 / (1 - 0.6 * (0.84 if says else 0.5)), abs=0.01)
     sentence = give_verdict(evaluated, [finding]).sentence
-    assert sentence == "evaluation takes 60% of the time" + ", and waits for data for 84% of that" * says
+    assert sentence == "evaluation takes 60% of the time" + ", 84% of which is data wait" * says
 
 
 @pytest.mark.parametrize(("rule", "state"), [(eval_share, "eval"), (checkpoint_stall, "checkpoint")])
@@ -259,12 +259,12 @@ def test_time_outside_of_torch_is_named_where_no_loader_is_watched() -> None:
     assert (finding.cause, finding.ratio) == ("outside_torch", pytest.approx(0.6))
     assert "(on average 60 ms of a 100 ms step)" in finding.evidence[0].text
     assert finding.evidence[1].text == "71% of it is in get_batch (train.py:12)"
-    assert "get_batch (train.py:12)) into `with w.data():`" in finding.advice and "(a DataLoader" in finding.advice
+    assert "get_batch (train.py:12)) in `with w.data():`" in finding.advice and "(a DataLoader" in finding.advice
     fed = outside_torch(replace(bounded, loader=Loader(num_workers=0, dataset="Images")))
-    assert fed is not None and "from a DataLoader over Images with num_workers=0: give it more" in fed.advice
+    assert fed is not None and "from a DataLoader over Images with num_workers=0: use more workers" in fed.advice
     verdict = give_verdict(bounded)
     assert verdict.state == "host"
-    text = "60% of the time passed between an optimizer step and the next forward pass, outside of torch"
+    text = "60% of the time was spent between an optimizer step and the next forward pass, outside of torch"
     assert verdict.sentence == text
     assert outside_torch(replace(HEALTHY, bounded_by_optimizer=True)) is None
     assert outside_torch(STARVED) is None, "a watched loader has causes of its own"
@@ -280,12 +280,14 @@ def test_an_environment_between_forward_passes_is_no_evaluation() -> None:
     (finding,) = [each for each in diagnose(rollout) if each.root is None]
     assert (finding.cause, finding.ratio, finding.severity) == ("outside_torch", pytest.approx(0.62), "critical")
     assert [each.text for each in finding.evidence] == [
-        "62% of the time passed between forward passes without gradients",
+        "62% of the time was spent between forward passes without gradients",
         "90% of it is in CartPole.step (env.py:41)",
     ]
     verdict = give_verdict(rollout, [finding])
     assert verdict.state == "host"
-    assert verdict.sentence == "62% of the time passes between forward passes, most of it in CartPole.step (env.py:41)"
+    assert (
+        verdict.sentence == "62% of the time is spent between forward passes, most of it in CartPole.step (env.py:41)"
+    )
     on_device = replace(rollout, device="cuda:0")
     assert outside_torch(on_device) is None, "the device may compute meanwhile"
 
@@ -295,7 +297,9 @@ def test_a_function_outside_of_steps_that_takes_long_is_named() -> None:
     rollout = window(columns, states_s=states(columns, other=6.0), between_place=ENV)
     (finding,) = [each for each in diagnose(rollout) if each.cause == "outside_torch"]
     assert (finding.ratio, finding.severity) == (pytest.approx(6 / 9, abs=0.01), "warning")
-    assert finding.title == "much of the time passes outside of training steps, most of it in CartPole.step (env.py:41)"
+    assert (
+        finding.title == "much of the time is spent outside of training steps, most of it in CartPole.step (env.py:41)"
+    )
     named = replace(rollout, declared_s={"rollout": 6.0})
     one = replace(window(steps(1, 0.001, 0.029), states_s=states(columns, other=6.0)), between_place=ENV)
     for other in (
@@ -343,12 +347,12 @@ def test_a_step_that_sleeps_is_not_healthy() -> None:
     (finding,) = diagnose(asleep)
     assert (finding.cause, finding.ratio) == ("step_waits", pytest.approx(0.9 * 0.99))
     assert [each.text for each in finding.evidence] == [
-        "in 90% of the step no thread of the process has work for a core",
+        "no thread of the process is runnable for 90% of the step",
         "71% of the step is in get_batch (train.py:12)",
     ]
     verdict = give_verdict(asleep, [finding])
     assert (verdict.state, verdict.ratio) == ("host", pytest.approx(0.891))
-    assert verdict.sentence == "host-bound: for 89% of the time the step waits, and computes nothing"
+    assert verdict.sentence == "host-bound: the step is blocked for 89% of the time (no thread is runnable)"
     for quiet in (
         replace(asleep, step_idle_ratio=0.29),
         replace(asleep, step_idle_ratio=None),
@@ -363,7 +367,7 @@ def test_passes_that_train_nothing_count_in_no_share() -> None:
     mixed = window(columns, states_s=states(columns) | {"input_wait": 40.5}, untrained_s={"input_wait": 40.0})
     assert mixed.share("input_wait") == pytest.approx(0.05)
     assert give_verdict(mixed).sentence.endswith(
-        "(excluding 40.0 s before the training, from the first pass without an optimizer step on)"
+        "(excluding 40.0 s before training, from the first pass without an optimizer step)"
     )
 
 

@@ -38,7 +38,7 @@ WAITS = Standstill("train (train.py:30)", (issued(6, pending=True),))
 def test_the_rank_that_is_behind_is_named_with_its_place_and_the_stacks_to_take() -> None:
     finding = diagnosed(WAITS, WAITS, Standstill("save (save.py:41)", (issued(5),)), WAITS)
     assert finding.rank == 2 and finding.title.endswith("the other ranks wait for rank 2")
-    text = "rank 2 has not issued all_reduce 6 of group default_pg 0, which others wait in: it is in save (save.py:41)"
+    text = "rank 2 has not issued all_reduce 6 of group default_pg 0, which other ranks wait in: it is in save (save.py:41)"
     assert late(finding) == [text]
     assert "to see where rank 2 is blocked" in finding.advice
     assert finding.evidence[-1].text == "the training thread is inside a step, in train (train.py:30)"
@@ -50,7 +50,7 @@ def test_a_rank_that_is_behind_because_it_waits_in_another_group_is_not_the_reas
     three = Standstill("", (issued(5), issued(8, False, "right 2", "broadcast")))
     finding = diagnosed(WAITS, WAITS, two, three)
     assert finding.rank == 3 and len(late(finding)) == 1
-    assert late(finding)[0].endswith("it is in no function of yours")
+    assert late(finding)[0].endswith("it is not in your own code")
 
 
 def test_a_rank_that_has_issued_nothing_in_the_group_of_all_is_behind_and_in_another_group_it_may_not_belong() -> None:

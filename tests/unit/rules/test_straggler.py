@@ -97,7 +97,7 @@ def test_what_makes_the_rank_late_is_told_and_hangs_under_it() -> None:
     ]
     assert found[0].advice.startswith("on rank 1: DataLoader(num_workers=")
     texts = [each.text for each in found[0].evidence]
-    assert "the reason: batches are made in the training process" in texts
+    assert "the reason: batches are prepared in the training process" in texts
     assert "3 ranks wait, 180 ms a step in total: 45% of the time of all ranks" in texts
 
 
@@ -152,4 +152,4 @@ def test_ranks_that_do_not_run_in_step_have_their_own_lines() -> None:
     window = by_rank_0(STARVED, *uneven)
     text = str(make_report("id", "train.py", window, {}, Done(180.0, 1800, None)))
     assert "rank 1: input-bound" in text and text.count("input-bound") == 3
-    assert "1 more rank with another verdict" in text
+    assert "1 more rank with a different verdict" in text

@@ -23,16 +23,16 @@ def lost(oom: MemoryKills, **changes: object) -> Window:
 def test_a_kill_in_the_runs_own_group_is_told_with_limit_use_and_peak() -> None:
     finding = training_killed(lost(KILLED))
     assert finding is not None and finding.severity == "critical"
-    assert finding.title == "the training process was killed for lack of memory"
+    assert finding.title == "the training process was killed by the OOM killer"
     assert [(e.what, e.value, e.text) for e in finding.evidence] == [
-        ("oom kills", 1, "since its last message the kernel has killed 1 process in its control group for lack of memory (oom_kill)"),
-        ("memory limit", 4 * GIB, "its control group is limited to 4 GiB"),
+        ("oom kills", 1, "the OOM killer has killed 1 process in its cgroup since its last message (oom_kill)"),
+        ("memory limit", 4 * GIB, "its cgroup is limited to 4 GiB"),
         ("memory used", 3 * GIB, "3 GiB were in use at the last sample, 75% of the limit"),
         ("memory peak", 4 * GIB, "the peak was 4 GiB"),
         ("resident memory", GIB, "the training process alone used 1 GiB at the last sample"),
     ]  # fmt: skip
     assert finding.advice == (
-        "num_workers 4 → 2, prefetch_factor=1 or smaller batches; or give the job more than its 4 GiB "
+        "num_workers 4 → 2, prefetch_factor=1 or smaller batches; or raise the job's memory limit of 4 GiB "
         "(docker run --memory=…, resources.limits.memory, sbatch --mem)"
     )
 
@@ -40,7 +40,7 @@ def test_a_kill_in_the_runs_own_group_is_told_with_limit_use_and_peak() -> None:
 def test_where_the_training_process_itself_had_the_memory_it_is_to_keep_less() -> None:
     finding = training_killed(lost(replace(KILLED, resident_bytes=2 * GIB)))
     assert finding is not None and finding.advice.startswith(
-        "keep less in the training process (caches of the data set"
+        "reduce the memory of the training process (dataset caches"
     )
 
 
@@ -54,25 +54,23 @@ def test_where_what_grew_was_not_seen_both_may_be_it() -> None:
 @pytest.mark.parametrize(
     ("oom", "world_size", "end"),
     [
-        (KILLED, 2, "killed for lack of memory in its control group"),
-        (replace(KILLED, kills=2), 1, "was killed for lack of memory"),
-        (replace(KILLED, where="around"), 1, "killed for lack of memory in a parent of its control group"),
-        (replace(KILLED, where="node"), 1, "killed for lack of memory on this node"),
+        (KILLED, 2, "the OOM killer was active in its cgroup"),
+        (replace(KILLED, kills=2), 1, "was killed by the OOM killer"),
+        (replace(KILLED, where="around"), 1, "the OOM killer was active in a parent of its cgroup"),
+        (replace(KILLED, where="node"), 1, "the OOM killer was active on this node"),
     ],
 )
 def test_no_more_is_said_than_is_known(oom: MemoryKills, world_size: int, end: str) -> None:
     finding = training_killed(lost(oom, world_size=world_size))
     assert finding is not None and finding.title.endswith(end)
-    assert finding.title.startswith("the training process is gone, and the kernel has") is (
-        "has killed" in finding.title
-    )
+    assert finding.title.startswith("the training process is gone, and the OOM killer") is ("was active" in end)
 
 
 def test_without_a_limit_nothing_is_said_of_one() -> None:
     finding = training_killed(lost(MemoryKills("node", 3)))
     assert finding is not None and "give the job more memory (docker" in finding.advice
     assert [e.text for e in finding.evidence] == [
-        "since its last message the kernel has killed 3 processes on this node for lack of memory (oom_kill)"
+        "the OOM killer has killed 3 processes on this node since its last message (oom_kill)"
     ]
 
 

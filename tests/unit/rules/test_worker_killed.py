@@ -37,7 +37,9 @@ def test_a_bus_error_before_the_first_batch_says_that_the_size_is_not_known() ->
 
 def test_a_bus_error_beside_a_roomy_dev_shm_is_something_else() -> None:
     finding = worker_killed(dead(SIGBUS))  # 54 MiB of 8 GiB
-    assert finding is not None and "not for lack of room" in finding.title and "shm-size" not in finding.advice
+    assert (
+        finding is not None and "although /dev/shm was not full" in finding.title and "shm-size" not in finding.advice
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_a_bus_error_beside_a_roomy_dev_shm_is_something_else() -> None:
     [
         (0, "/dev/shm was full", "--shm-size=1024m, twice its size: the loader's batches alone do not fill it"),
         (51, "/dev/shm was full", "--shm-size=1024m"),
-        (52, "not for lack of room in /dev/shm", "memory-mapped"),
+        (52, "although /dev/shm was not full", "memory-mapped"),
     ],
 )
 def test_what_was_free_right_after_tells_of_a_dev_shm_that_others_filled(
@@ -57,16 +59,16 @@ def test_what_was_free_right_after_tells_of_a_dev_shm_that_others_filled(
     finding = worker_killed(window)
     assert finding is not None and finding.title.endswith(title) and advice in finding.advice
     assert finding.evidence[1].text.endswith(
-        f" {free_mib} {'M' if free_mib else ''}{'iB' if free_mib else 'B'} of it free right after"
+        f" {free_mib} {'M' if free_mib else ''}{'iB' if free_mib else 'B'} of it free right afterwards"
     )
 
 
 @pytest.mark.parametrize(
     ("oom", "title", "advice"),
     [
-        (True, "for lack of memory", "num_workers 4 → 2"),
-        (None, "probably for lack of memory", "dmesg"),
-        (False, "not for lack of memory", "who ends processes"),
+        (True, "killed by the OOM killer", "num_workers 4 → 2"),
+        (None, "probably by the OOM killer", "dmesg"),
+        (False, "but not by the OOM killer", "what sent SIGKILL"),
     ],
 )
 def test_sigkill_is_told_by_what_the_kernel_counted(oom: bool | None, title: str, advice: str) -> None:
@@ -76,10 +78,10 @@ def test_sigkill_is_told_by_what_the_kernel_counted(oom: bool | None, title: str
 
 def test_a_kill_for_lack_of_memory_tells_the_kernels_count_and_the_limit() -> None:
     finding = worker_killed(replace(HEALTHY, worker_deaths=(WorkerDeath(4711, SIGKILL, True, 2, 4 << 30),)))
-    assert finding is not None and "more than its 4 GiB (docker run --memory=…" in finding.advice
+    assert finding is not None and "raise the job's memory limit of 4 GiB (docker run --memory=…" in finding.advice
     assert [(e.what, e.value, e.text) for e in finding.evidence] == [
         ("exit signal", 9, "worker pid 4711 ended with SIGKILL"),
-        ("oom kills", 2, "the kernel has killed 2 processes for lack of memory in that time (oom_kill); its control group is limited to 4 GiB"),
+        ("oom kills", 2, "the OOM killer has killed 2 processes in that time (oom_kill); its cgroup is limited to 4 GiB"),
     ]  # fmt: skip
     anywhere = worker_killed(dead(SIGKILL, True))
     assert anywhere is not None and "more memory (docker" in anywhere.advice and len(anywhere.evidence) == 1

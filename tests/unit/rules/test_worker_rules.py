@@ -147,7 +147,7 @@ def test_autocorrelation_of_a_period_and_of_a_constant() -> None:
 def test_one_worker_that_works_while_the_others_stand() -> None:
     finding = slow_worker(replace(bursts(80, 4), worker_cpu_ratios=(0.1, 0.95, 0.12, 0.08)))
     assert finding is not None
-    assert finding.evidence[1].value == 0.95 and "the other 3 10%" in finding.evidence[1].text
+    assert finding.evidence[1].value == 0.95 and "the other 3: 10%" in finding.evidence[1].text
 
 
 def test_a_slow_worker_is_quiet_for_even_ones_and_abstains_without_their_figures() -> None:

@@ -1,0 +1,168 @@
+"""What `gpuwatch trace` and `gpuwatch stacks` ask of a training process, and its answers: files in a folder of its user's.
+
+Nothing listens: the background thread looks for a request twice a second, and reads those of the process's own user.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from gpuwatch.errors import GpuwatchError
+from gpuwatch.host.proc import own_number
+
+if TYPE_CHECKING:
+    from gpuwatch.hook.recorder import Recorder
+
+_TAKEN_S = 5.0
+_NOT_ALLOWED = "the run does not allow it: start it by gpuwatch run --trace, with GPUWATCH_TRACE=1 or Watch(trace=True)"
+
+
+class Request(msgspec.Struct):
+    pid: int  # of the process, as it is for who asks
+    steps: Annotated[int, Meta(ge=0, le=1000)] = 0  # a trace of so many steps; 0: samples of all threads' stacks
+    seconds: Annotated[float, Meta(gt=0, le=600)] = 5.0
+    rate_hz: Annotated[float, Meta(ge=1, le=1000)] = 50.0
+
+
+class Requests:
+    """The process's side. The training thread calls `at_step`, the background thread `check`."""
+
+    def __init__(self, recorder: Recorder, may_trace: bool, failed: Callable[[str, BaseException], None]) -> None:
+        self._recorder, self._may_trace, self._failed = recorder, may_trace, failed
+        self._files = f"/tmp/gpuwatch-{os.getuid()}/{os.getpid()}"
+        self._steps_left = 0  # of the trace that was asked for
+        self._profiler: Any = None  # while it is taken
+
+    def check(self) -> None:
+        """Take a request, if there is one. A link or a pipe is none, nor is another user's file or folder."""
+        path, own = f"{self._files}.request", os.getuid()
+        try:
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                if {os.fstat(file.fileno()).st_uid, Path(path).parent.lstat().st_uid} != {own}:
+                    return
+                text = file.read(4096)
+            Path(path).unlink()
+        except OSError:
+            return
+        request = msgspec.json.decode(text, type=Request)
+        if not request.steps:
+            threading.Thread(target=self._answer, args=(lambda path: self._sample(request, path),), daemon=True).start()
+        elif self._may_trace:
+            self._steps_left = request.steps
+        else:
+            self._refuse(_NOT_ALLOWED)
+
+    def at_step(self) -> None:
+        """Begin the trace that was asked for, count a step of it, or end it: called between two steps, while one is taken between any two."""
+        if not self._steps_left:
+            return
+        try:
+            if self._profiler is None:
+                self._profiler = sys.modules["torch"].profiler.profile()
+                self._profiler.start()
+            else:
+                self._steps_left -= 1
+            self._recorder.leave_steady()
+            self._recorder.sample_after(1)
+            if not self._steps_left:
+                self.end_trace()
+        except Exception as error:  # the program's own profiler runs, say
+            self._steps_left, self._profiler = 0, None
+            self._refuse(f"torch's profiler failed: {error!r}")
+
+    def end_trace(self, at_end: bool = False) -> None:
+        """Stop the trace, if one is taken, and write it: in a thread, but at the run's end."""
+        profiler, self._profiler, self._steps_left = self._profiler, None, 0
+        if profiler is not None:
+            profiler.stop()
+            writing = threading.Thread(target=self._answer, args=(profiler.export_chrome_trace,), daemon=True)
+            writing.run() if at_end else writing.start()
+
+    def _refuse(self, why: str) -> None:
+        self._answer(lambda path: Path(path).write_bytes(msgspec.json.encode({"error": why})))
+
+    def _answer(self, write: Callable[[str], object]) -> None:
+        """Write an answer, under another name at first: who waits for it gets it whole."""
+        try:
+            write(f"{self._files}.writing")
+            Path(f"{self._files}.writing").replace(f"{self._files}.answer")
+        except Exception as error:
+            self._failed("answering a request", error)
+
+    def _sample(self, request: Request, path: str) -> None:
+        """Write samples of all other threads' stacks in speedscope's format, named as py-spy names them."""
+        frames: dict[tuple[str, str, int], int] = {}
+        samples: dict[int, list[list[int]]] = {}
+        end_s = time.monotonic() + request.seconds
+        while time.monotonic() < end_s:
+            for thread, frame in sys._current_frames().items():
+                stack: list[int] = []
+                at: FrameType | None = None if thread == threading.get_ident() else frame
+                while at is not None:
+                    code = at.f_code
+                    place = getattr(code, "co_qualname", code.co_name), code.co_filename, at.f_lineno
+                    stack.insert(0, frames.setdefault(place, len(frames)))
+                    at = at.f_back
+                if stack:
+                    samples.setdefault(thread, []).append(stack)
+            time.sleep(1 / request.rate_hz)
+        names = {each.ident: each.name for each in threading.enumerate()}
+        profiles = [
+            {"type": "sampled", "name": f'Process {request.pid} Thread {thread} "{names.get(thread, "")}"', "unit": "none",
+             "startValue": 0, "endValue": len(taken), "samples": taken, "weights": [1] * len(taken)}
+            for thread, taken in samples.items()
+        ]  # fmt: skip
+        shared = {"frames": [{"name": name, "file": file, "line": line} for name, file, line in frames]}
+        found = {
+            "$schema": "https://www.speedscope.app/file-format-schema.json",
+            "shared": shared,
+            "profiles": profiles,
+        }
+        Path(path).write_bytes(msgspec.json.encode(found))
+
+
+def ask(pid: int, **wanted: Any) -> bytes:
+    """Return a process's answer to a request with these fields, once it has one. Raises: GpuwatchError."""
+    try:
+        uid, process = Path(f"/proc/{pid}").stat().st_uid, Path(f"/proc/{pid}")
+        is_here = (process / "ns/mnt").stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino
+        folder = Path("/" if is_here else process / "root") / f"tmp/gpuwatch-{uid}"
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            os.chown(folder, uid, -1)
+        if folder.lstat().st_uid != uid:
+            raise GpuwatchError(f"{folder} is another user's")
+        request, answer = (folder / f"{own_number(pid)}.{kind}" for kind in ("request", "answer"))
+        asking = request.with_suffix(".asking")
+        for each in (request, answer, asking):
+            each.unlink(missing_ok=True)
+        with os.fdopen(os.open(asking, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            os.fchown(file.fileno(), uid, -1)
+            file.write(msgspec.json.encode(Request(pid, **wanted)))
+        asking.replace(request)
+        until_s = time.monotonic() + _TAKEN_S
+        while not answer.exists():
+            if request.exists() and time.monotonic() > until_s:
+                request.unlink(missing_ok=True)
+                raise GpuwatchError(f"pid {pid} does not answer: no gpuwatch of this version watches a training in it")
+            if not process.exists() and not answer.exists():
+                raise GpuwatchError(f"pid {pid} has ended")
+            time.sleep(0.1)
+        with os.fdopen(os.open(answer, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            text = file.read()
+        answer.unlink()
+    except OSError as error:
+        raise GpuwatchError(f"pid {pid} cannot be asked: {error.strerror}: {error.filename}") from error
+    if text.startswith(b'{"error":'):
+        raise GpuwatchError(f"pid {pid}: {msgspec.json.decode(text)['error']}")
+    return text

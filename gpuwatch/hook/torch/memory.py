@@ -1,0 +1,48 @@
+"""Peaks of torch's CUDA allocator, and what it knows where memory ran out. No call of these sets a device up, or waits for one."""
+
+import os
+import sys
+
+from gpuwatch.formatting import size
+
+SNAPSHOT = "GPUWATCH_OOM_SNAPSHOT"  # names the file; then torch notes where each block is allocated
+
+
+def peak_bytes() -> dict[str, int]:
+    """Return the most bytes that tensors had (`allocated`) and torch held (`reserved`) on the device with most; empty without CUDA."""
+    cuda, kinds = getattr(sys.modules.get("torch"), "cuda", None), ("reserved", "allocated")
+    if cuda is None or not cuda.is_initialized():
+        return {}
+    try:
+        found = [cuda.memory_stats(device) for device in range(cuda.device_count())]
+    except Exception:  # an allocator that counts nothing
+        return {}
+    peaks = [
+        {kind: of[f"{kind}_bytes.all.peak"] for kind in kinds} for of in found if f"{kinds[0]}_bytes.all.peak" in of
+    ]
+    return max(peaks, key=lambda of: of["reserved"], default={})
+
+
+def explain(failure: type[BaseException] | None, batch_bytes: int | None, rank: int) -> str:
+    """Return what is known of a lack of the GPU's memory that has ended the run, and write its snapshot; empty for any other end."""
+    torch, file = sys.modules.get("torch"), os.environ.get(SNAPSHOT)
+    if (
+        torch is None
+        or failure is None
+        or not issubclass(failure, torch.OutOfMemoryError)
+        or not (peak := peak_bytes())
+    ):
+        return ""
+    allocated, reserved = peak["allocated"], peak["reserved"]
+    text = f"gpuwatch: out of GPU memory: at the peak {size(allocated)} in tensors, {size(reserved)} reserved by torch"
+    text += (
+        "" if batch_bytes is None else f"; a batch takes {size(batch_bytes)}, what is computed from it many times that"
+    )
+    text += ". Take a smaller batch and accumulate gradients, bf16, or torch.utils.checkpoint"
+    if reserved - allocated > 0.1 * reserved:
+        text += "; much was reserved and not used: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    if not file:
+        return f"{text}. {SNAPSHOT}=FILE writes what was live"
+    file += f".rank{rank}" * (rank > 0)
+    torch.cuda.memory._dump_snapshot(file)
+    return f"{text}. What was live is in {file}, for https://pytorch.org/memory_viz"

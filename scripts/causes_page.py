@@ -1,0 +1,85 @@
+"""Write the tables of causes into docs/concepts/causes.md and the runbooks, between their marks, from the facts of the rules."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from gpuwatch.diagnosis.finding import Rule
+from gpuwatch.diagnosis.rules import RULES, roots_of
+from gpuwatch.diagnosis.thresholds import THRESHOLDS
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / "concepts/causes.md", *sorted((DOCS / "runbooks").glob("*.md"))]
+_MARKED = re.compile(r"(<!-- (\w+): written by scripts/causes_page.py -->\n).*?(<!-- end -->)", re.S)
+_NUMBERS = asdict(THRESHOLDS)
+
+
+def found_when(rule: Rule) -> list[str]:
+    """Return the paragraphs of a rule's docstring, without its first words, and with the thresholds' values. Exits for a rule without."""
+    words = rule.find.__doc__ or ""
+    if not words.startswith("Found when"):
+        sys.exit(f"{rule.cause}: its docstring does not begin with 'Found when'")
+    filled = re.sub(
+        r"`(\w+)`",
+        lambda name: _value(name[1]) if name[1] in _NUMBERS else name[0],
+        words.removeprefix("Found when").lstrip(", "),
+    )
+    return [" ".join(each.split()).rstrip(".") for each in filled.split("\n\n")]
+
+
+def _value(name: str) -> str:
+    number = _NUMBERS[name]
+    if name.endswith("_bytes_per_s"):
+        return f"{number / 1e9:g} GB/s" if number >= 1e9 else f"{number / 1e3:g} kB/s"
+    if name.endswith("_s"):
+        return f"{number / 60:g} minutes" if number >= 60 else f"{number:g} s"
+    plain = isinstance(number, int) or number > 1 or name.endswith("_correlation")
+    return f"{number:g}" if plain else f"{number:.0%}"
+
+
+def causes() -> str:
+    """Return the table of all causes, with the link to the runbook of each."""
+    rows = (
+        (
+            f"`{rule.cause}`",
+            ". ".join(found_when(rule)),
+            rule.change,
+            f"[{rule.runbook}](../runbooks/{rule.runbook}.md)",
+        )
+        for rule in RULES
+    )
+    return table("cause", "found when", "change", "runbook", rows=rows)
+
+
+def roots() -> str:
+    """Return the table of the causes that can have a root."""
+    found = ((rule.cause, roots_of(rule.cause)) for rule in RULES)
+    rows = ((f"`{cause}`", ", ".join(f"`{root}`" for root in roots)) for cause, roots in found if roots)
+    return table("consequence", "root", rows=rows)
+
+
+def findings(runbook: str) -> str:
+    """Return the table of the causes of a runbook, and whose stacks show more."""
+    own = [rule for rule in RULES if rule.runbook == runbook]
+    text = table("finding", "found when", "change", rows=((f"`{r.cause}`", found_when(r)[0], r.change) for r in own))
+    more = ", ".join(f"`{rule.cause}`" for rule in own if rule.stacks)
+    return text + f"\n`gpuwatch stacks RUN` shows the code behind {more}.\n" * bool(more)
+
+
+def table(*head: str, rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ("---",) * len(head), *rows))
+
+
+def written(page: Path) -> str:
+    """Return a page with its tables as the rules give them."""
+    tables = {"causes": causes(), "roots": roots(), "findings": findings(page.stem)}
+    return _MARKED.sub(lambda found: f"{found[1]}{tables[found[2]]}{found[3]}", page.read_text())
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(written(page))

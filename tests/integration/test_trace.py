@@ -1,0 +1,159 @@
+"""`gpuwatch trace`, and `gpuwatch stacks` without py-spy, on a real training: by requests to the process itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwatch.errors import GpuwatchError
+from gpuwatch.hook.requests import ask
+from gpuwatch.host.proc import own_number
+from tests.integration.agent_process import Agent
+from tests.servers import wait_for
+
+PROGRAM = """
+import sys, threading, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+import gpuwatch
+
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = TensorDataset(torch.randn(400_000, 16))
+
+def train_step(batch):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(PAUSE)
+
+def prefetch():
+    while True:
+        time.sleep(0.01)
+
+threading.Thread(target=prefetch, daemon=True, name="prefetch").start()
+end = time.monotonic() + 120
+kind = sys.argv[1]
+if kind == "loader":
+    for (batch,) in gpuwatch.watch(DataLoader(data, batch_size=4)):
+        train_step(batch)
+        if time.monotonic() > end: break
+elif kind == "step":
+    w = gpuwatch.Watch()
+    while time.monotonic() < end:
+        with w.step():
+            train_step(torch.randn(4, 16))
+else:
+    while time.monotonic() < end:
+        train_step(torch.randn(4, 16))
+"""
+
+
+@contextmanager
+def training(
+    directory: Path, kind: str, *options: str, pause_s: float = 0.002, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    (directory / "train.py").write_text(PROGRAM.replace("PAUSE", str(pause_s)))
+    environment = {
+        **os.environ,
+        "GPUWATCH_ENDPOINT": f"ipc://{directory}/hook.sock",
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    command = [sys.executable, "-m", "gpuwatch", "run", *options, "--", sys.executable, "train.py", kind]
+    process = subprocess.Popen(command, cwd=directory, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def gpuwatch(*arguments: object, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuwatch", *map(str, arguments)]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def when_it_answers(pid: int, **wanted: Any) -> bytes:
+    """Ask until its hook runs."""
+
+    def answer() -> bytes | None:
+        try:
+            return ask(pid, **wanted)
+        except GpuwatchError as error:
+            assert "does not answer" in str(error) or "cannot be asked" in str(error), error
+            return None
+
+    found = wait_for("it answers", answer, 90, 0.1)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("kind", "pause_s"), [("loader", 0.002), ("loader", 0.0), ("step", 0.0), ("bare", 0.0)])
+def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path, kind: str, pause_s: float) -> None:
+    with training(tmp_path, kind, "--trace", pause_s=pause_s) as process:
+        for steps in (7, 20):
+            events = json.loads(when_it_answers(process.pid, steps=steps))["traceEvents"]
+            made = [each for each in events if str(each.get("name", "")).startswith("Optimizer.step#SGD")]
+            assert len({each["ts"] for each in made}) == steps
+            assert any(each.get("name") == "aten::linear" for each in events)
+        assert process.poll() is None
+
+
+def test_by_the_run_s_name_and_only_where_it_is_allowed(tmp_path: Path) -> None:
+    with Agent(tmp_path) as agent:
+        with training(tmp_path, "loader", GPUWATCH_RUN="photos"):
+            agent.wait_run("photos", 90, status="running", activity="step")
+            refused = gpuwatch("trace", "photos", "--agent", agent.url, directory=tmp_path)
+        assert refused.returncode == 1 and "gpuwatch run --trace" in refused.stderr, refused.stderr
+        with training(tmp_path, "loader", GPUWATCH_RUN="paintings", GPUWATCH_TRACE="1"):
+            agent.wait_run("paintings", 90, status="running", activity="step")
+            done = gpuwatch("trace", "paintings", "--steps", 3, "--agent", agent.url, directory=tmp_path)
+            assert done.returncode == 0, done.stderr
+            file = tmp_path / "gpuwatch-trace-paintings-rank0.json"
+            assert str(file.name) in done.stdout and "aten::linear" in file.read_text()
+
+
+def test_stacks_without_py_spy_are_the_process_s_own(tmp_path: Path) -> None:
+    with training(tmp_path, "loader", pause_s=0.02) as process:
+        when_it_answers(process.pid, seconds=0.1)
+        program = "import gpuwatch.tools.stacks.spy as spy; spy.shutil.which = lambda *a, **k: None; from gpuwatch.cli import main; main()"
+        command = [sys.executable, "-c", program, "stacks", "--pid", str(process.pid), "--seconds", "2"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("training  train.py:14 train_step: "), done.stdout
+        graph = json.loads((tmp_path / f"gpuwatch-stacks-{process.pid}.speedscope.json").read_text())
+        names = [each["name"] for each in graph["profiles"]]
+        assert any('"prefetch"' in name for name in names) and any('"MainThread"' in name for name in names)
+        assert all(
+            len(each["samples"]) == each["endValue"] >= 20
+            for each in graph["profiles"]
+            if "gpuwatch" not in each["name"]
+        )
+
+
+def test_a_request_that_is_none_is_removed_and_ends_nothing(tmp_path: Path) -> None:
+    with training(tmp_path, "loader", "--trace") as process:
+        when_it_answers(process.pid, seconds=0.1)
+        folder = Path(f"/tmp/gpuwatch-{os.getuid()}")
+        request = folder / f"{own_number(process.pid)}.request"
+        for text in (b"", b"{", b'{"pid": 1, "steps": 1000000}', b"x" * 10_000):
+            request.write_bytes(text)
+            wait_for("it is taken", lambda: not request.exists(), 10, 0.05)
+        os.mkfifo(request)
+        assert process.poll() is None
+        wait_for("a pipe is removed or left", lambda: True, 1)
+        request.unlink(missing_ok=True)
+        target = tmp_path / "target"
+        target.write_bytes(b'{"pid": 1, "seconds": 0.1}')
+        request.symlink_to(target)
+        assert json.loads(ask(process.pid, seconds=0.1))["profiles"], "it goes on"
+        assert target.exists()
