@@ -14,7 +14,6 @@ from gpuwatch.diagnosis.window import HostFacts, RankFacts
 from gpuwatch.ledger.events import PHASE
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text
-from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run, RunKey, RunRegistry
 from gpuwatch_agent.runs.views import ActiveFinding, finding_view, recent_view, run_view
@@ -85,9 +84,9 @@ _YOUNG_S = 30.0  # a younger run is diagnosed in every tick: it may soon end
 class Evaluator:
     """Findings about the node's runs and GPUs, and the runs' views."""
 
-    def __init__(self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable, config: Config) -> None:
+    def __init__(self, node: RecentSamples, workers: WorkerWatch, config: Config) -> None:
         self._thresholds, self._prices = config.thresholds, config.prices
-        self._node, self._workers, self._table = node, workers, table
+        self._node, self._workers, self._table = node, workers, workers.table
         self._trends = GpuTrends(config.thresholds.memory_creep_s)
         self._ranks: dict[str, tuple[RankFacts, ...]] = {}
         self._tick = 0
@@ -122,7 +121,7 @@ class Evaluator:
         before = self.views.pop(run.key, None)
         if due or before is None:
             gpus = tuple(gpu_facts(account, self._node, now_ns, self._trends) for account in held)
-            window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
+            window = run_window(run, host, gpus, self._workers, now_ns, self._ranks.get(run.run, ()))
             recent = recent_view(run, window)
             mfu_ratio = None if recent is None else recent.mfu_ratio
             window = replace(window, mfu_ratio=mfu_ratio, may_wait_for_phase=run.run in self._in_phase)

@@ -68,7 +68,7 @@ class Sampler(Background):
         self._workers = WorkerWatch(self._table)
         self._oom = OomWatch(self._table)
         self._node = RecentSamples()
-        self._evaluator = Evaluator(self._node, self._workers, self._table, config)
+        self._evaluator = Evaluator(self._node, self._workers, config)
         self._ticks_done = self._offset_ns = 0
         self.ticked_s = time.monotonic()  # when the last tick ended, on the monotonic clock
         self._kept_findings: Collection[tuple[tuple[str, int, str, str], bool]] = ()
