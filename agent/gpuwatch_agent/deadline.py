@@ -1,4 +1,4 @@
-"""Calls that may hang (a driver, a disk), with a deadline."""
+"""Threads of the agent: work in the background, and calls that may hang (a driver, a disk) with a deadline."""
 
 import queue
 import threading
@@ -9,6 +9,26 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+
+
+class Background:
+    """Work in a daemon thread of its own: a subclass's `_run`, which returns when `_stop` is set."""
+
+    def __init__(self, name: str, end_s: float) -> None:
+        """`end_s`: for so long `stop` waits for the work in progress."""
+        self._stop, self._end_s = threading.Event(), end_s
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the work in progress."""
+        self._stop.set()
+        self._thread.join(self._end_s)
+
+    def _run(self) -> None:
+        raise NotImplementedError
 
 
 class DeadlineThread:

@@ -14,9 +14,8 @@ from gpuwatch.diagnosis.window import HostFacts, RankFacts
 from gpuwatch.ledger.events import PHASE
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text
-from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
-from gpuwatch_agent.runs import RUNNING, Run, RunRegistry
+from gpuwatch_agent.runs import RUNNING, Run, RunKey, RunRegistry
 from gpuwatch_agent.runs.views import ActiveFinding, finding_view, recent_view, run_view
 from gpuwatch_agent.runs.window import RecentSamples, host_facts, node_window, ranks_by_run, run_window
 
@@ -30,7 +29,7 @@ class FindingTracker:
     """Findings of all runs and GPUs, by (run, rank, cause, gpu). `run` is empty for the node's own."""
 
     entries: dict[tuple[str, int, str, str], ActiveFinding] = field(default_factory=dict)
-    causes_seen: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    causes_seen: dict[RunKey, set[str]] = field(default_factory=dict)
     """Causes that were ever active, whose series are 0 now."""
 
     def update(self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float) -> None:
@@ -57,7 +56,7 @@ class FindingTracker:
             self.entries[run, rank, why.cause, why.gpu or ""] = entry
             self.causes_seen.setdefault((run, rank), set()).add(why.cause)
 
-    def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
+    def keep_only(self, runs: Collection[RunKey]) -> None:
         """Forget every run except these and the node itself."""
         self.entries = {key: entry for key, entry in self.entries.items() if not key[0] or key[:2] in runs}
         self.causes_seen = {key: causes for key, causes in self.causes_seen.items() if not key[0] or key in runs}
@@ -85,14 +84,14 @@ _YOUNG_S = 30.0  # a younger run is diagnosed in every tick: it may soon end
 class Evaluator:
     """Findings about the node's runs and GPUs, and the runs' views."""
 
-    def __init__(self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable, config: Config) -> None:
+    def __init__(self, node: RecentSamples, workers: WorkerWatch, config: Config) -> None:
         self._thresholds, self._prices = config.thresholds, config.prices
-        self._node, self._workers, self._table = node, workers, table
+        self._node, self._workers, self._table = node, workers, workers.table
         self._trends = GpuTrends(config.thresholds.memory_creep_s)
         self._ranks: dict[str, tuple[RankFacts, ...]] = {}
         self._tick = 0
         self.findings = FindingTracker()
-        self.views: dict[tuple[str, int], api.Run] = {}
+        self.views: dict[RunKey, api.Run] = {}
 
     def evaluate(self, runs: RunRegistry, accounts: Sequence[GpuAccount], now_ns: int, now_s: float) -> None:
         """Evaluate the runs that are due, and all GPUs. A run that cannot be evaluated is dropped."""
@@ -122,7 +121,7 @@ class Evaluator:
         before = self.views.pop(run.key, None)
         if due or before is None:
             gpus = tuple(gpu_facts(account, self._node, now_ns, self._trends) for account in held)
-            window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
+            window = run_window(run, host, gpus, self._workers, now_ns, self._ranks.get(run.run, ()))
             recent = recent_view(run, window)
             mfu_ratio = None if recent is None else recent.mfu_ratio
             window = replace(window, mfu_ratio=mfu_ratio, may_wait_for_phase=run.run in self._in_phase)

@@ -20,7 +20,7 @@ from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import gpu_owner
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
-from gpuwatch_agent.runs import LOST, RUNNING, Run
+from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
 
 _COUNTERS = {
     "gpuwatch_steps_total": ("steps", None),
@@ -206,9 +206,9 @@ class Served:
         self._page = Page(())
         self._tick, self._taken, self._idle = 0, 0, _SCRAPED_TICKS
         self._groups: dict[tuple[str, ...], _Group] = {}
-        self._ended: dict[tuple[str, int], tuple[float, int]] = {}
+        self._ended: dict[RunKey, tuple[float, int]] = {}
 
-    def runs(self, runs: Iterable[Run], now_s: float) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+    def runs(self, runs: Iterable[Run], now_s: float) -> tuple[set[RunKey], set[RunKey]]:
         """Begin a tick: return the keys of the runs that are served, and of those that ended so long ago that only this is.
 
         An ended run's last values are served until two scrapes have taken them.

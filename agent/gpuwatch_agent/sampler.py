@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuwatch import __version__, wire
 from gpuwatch.config import Config
@@ -17,6 +18,7 @@ from gpuwatch.metrics import Sample
 from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
 from gpuwatch_agent.collectors.node import Roots
+from gpuwatch_agent.deadline import Background
 from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
@@ -27,7 +29,7 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.processes.workers import OomWatch, WorkerWatch, group_samples
 from gpuwatch_agent.receiver import Arrival, Receiver
-from gpuwatch_agent.runs import Run, RunRegistry
+from gpuwatch_agent.runs import Run, RunKey, RunRegistry
 from gpuwatch_agent.runs.jobs import Jobs
 from gpuwatch_agent.runs.views import finding_view
 from gpuwatch_agent.runs.window import RecentSamples
@@ -43,10 +45,11 @@ _REJECTED = ("malformed", "version", "too_large", "impossible", "too_many_runs")
 _FINDINGS_EVERY = 5  # ticks between two updates of an active finding in the history
 
 
-class Sampler:
-    """Owns the agent's state: only this thread changes it."""
+class Sampler(Background):
+    """Owns the agent's state: only this thread changes it. It ends with a last tick, so that all messages are booked."""
 
     def __init__(self, receiver: Receiver, history: History, config: Config, boot_id: str) -> None:
+        super().__init__("sampler", 10.0)
         own, thresholds = config.agent, config.thresholds
         roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
         self._receiver = receiver
@@ -65,12 +68,10 @@ class Sampler:
         self._workers = WorkerWatch(self._table)
         self._oom = OomWatch(self._table)
         self._node = RecentSamples()
-        self._evaluator = Evaluator(self._node, self._workers, self._table, config)
+        self._evaluator = Evaluator(self._node, self._workers, config)
         self._ticks_done = self._offset_ns = 0
         self.ticked_s = time.monotonic()  # when the last tick ended, on the monotonic clock
         self._kept_findings: Collection[tuple[tuple[str, int, str, str], bool]] = ()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.snapshot: exporter.Snapshot | None = None
         self.extra_samples: list[Callable[[], Iterable[Sample]]] = []
         """Further series of the agent itself (the notifier's counters)."""
@@ -90,15 +91,8 @@ class Sampler:
             else:
                 self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
         except sqlite3.Error as error:  # on a full disk
-            logger.warning(
-                "the previous agent's state cannot be read (%s): counters start from the hooks' totals", error
-            )
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the tick in progress and a last one, so that all messages are booked."""
-        self._stop.set()
-        self._thread.join(timeout=10.0)
+            logger.warning("the previous agent's state cannot be read (%s): counters start from hooks' totals", error)
+        super().start()
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -172,7 +166,7 @@ class Sampler:
             with self._part("stacks"):
                 runs = list(self._runs.runs.values())
                 self.stacks.tick(runs, self._evaluator.findings, self._table, now_ns, now_s)
-        records: dict[tuple[str, int], bytes] = {}
+        records: dict[RunKey, bytes] = {}
         samples: list[Sample] = []
         offset_ns = int(now_s * 1e9) - now_ns
         behind = self._history.was_behind  # then a counter that was restored may be lower than it was served
@@ -263,11 +257,7 @@ class Sampler:
         yield Sample("gpuwatch_history_waiting_seconds", len(self.writer.waiting))
 
     def _commit(
-        self,
-        samples: Sequence[Sample],
-        records: Mapping[tuple[str, int], bytes],
-        steps: Sequence[StepBatch],
-        now_s: float,
+        self, samples: Sequence[Sample], records: Mapping[RunKey, bytes], steps: Sequence[StepBatch], now_s: float
     ) -> None:
         active = {
             (key, entry.stacks is not None): entry  # stacks come seconds after the finding
@@ -294,11 +284,7 @@ class Sampler:
 
     def _publish(self, samples: Sequence[Sample], now_ns: int, now_s: float) -> None:
         views = sorted(self._evaluator.views.values(), key=lambda view: -view.last_message_s)
-        found = [
-            msgspec.structs.replace(finding, run=view.run, rank=view.rank, name=view.name)
-            for view in views
-            for finding in view.findings
-        ]
+        found = [replace(f, run=view.run, rank=view.rank, name=view.name) for view in views for f in view.findings]
         found += map(finding_view, self._evaluator.findings.active("", 0))
         self.snapshot = exporter.Snapshot(
             time_s=now_s,

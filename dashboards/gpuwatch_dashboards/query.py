@@ -158,9 +158,8 @@ def evaluate(query: Query, raw: Mapping[str, Sequence[Series]]) -> list[Series]:
     if query.over:
         divisors = _grouped(query.over, raw)
         kept = [query.by.index(label) for label in query.over.by]
-        groups = {
-            key: line.over(divisors.get(tuple(key[at] for at in kept), Line.of(()))) for key, line in groups.items()
-        }
+        none = Line.of(())
+        groups = {key: line.over(divisors.get(tuple(key[at] for at in kept), none)) for key, line in groups.items()}
     return [
         Series(dict(zip(query.by, key, strict=True)), line.points())
         for key, line in groups.items()
@@ -190,10 +189,8 @@ def render(query: Query, scope: Scope, window: str) -> str:
 
 def _aggregated(query: Query, scope: Scope, window: str) -> str:
     # rank, instance and GPU are regular expressions
-    fixed = [
-        Match(name, "=" if name == "run" else "=~", value) for name, value in scope.labels_of(query.metric).items()
-    ]
-    matchers = ", ".join(map(str, (*fixed, *query.where)))
+    own = [Match(name, "=" if name == "run" else "=~", value) for name, value in scope.labels_of(query.metric).items()]
+    matchers = ", ".join(map(str, (*own, *query.where)))
     values = f"{query.metric}{{{matchers}}}"
     values = f"rate({values}[{window}])" if query.is_rate else values
     by = f" by ({', '.join(_by(query))}) " if _by(query) else ""

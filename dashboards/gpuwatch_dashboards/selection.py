@@ -17,7 +17,11 @@ CLEARLY = 0.05  # a rank is marked as the worst when it loses so much more of it
 LEAST_SPACING_S = 2.0  # closer than this a line shows the rhythm of messages and not that of training
 
 
-def stretch_of(params: Mapping[str, str]) -> tuple[float, float] | None:
+Stretch = tuple[float, float] | None
+"""A stretch of time that the reader has chosen, in Unix seconds; None: none."""
+
+
+def stretch_of(params: Mapping[str, str]) -> Stretch:
     """Return the stretch of time that a link names, in Unix seconds; None without one that makes sense."""
     try:
         start_s, end_s = float(params["from"]), float(params["to"])

@@ -132,9 +132,7 @@ class JsonServer:
         self._remedy = remedy
         self._get = get or Http(url, token).get
 
-    def ask(
-        self, path: str, answer: type[Answer], params: Params | None = None, timeout_s: float = TIMEOUT_S
-    ) -> Answer:
+    def ask(self, path: str, kind: type[Answer], params: Params | None = None, timeout_s: float = TIMEOUT_S) -> Answer:
         """Return the answer, decoded and checked. Raises: SourceError."""
         try:
             reply = self._get(f"{path}?{urlencode(params, doseq=True)}" if params else path, timeout_s)
@@ -146,7 +144,7 @@ class JsonServer:
             what = f"{self.where} answered {path} with status {reply.status}"
             raise SourceError(what, self.url, reason_of(reply), reply.status)
         try:
-            return msgspec.json.decode(reply.body, type=answer)
+            return msgspec.json.decode(reply.body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise SourceError(
                 f"{self.where} answered {path} with something else than expected ({error})",

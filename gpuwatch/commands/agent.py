@@ -24,6 +24,7 @@ def _defaults_from(context: Context, config: Path | None) -> Path | None:
 
 
 _CONFIG = "Configuration file (TOML). Options on the command line override it."
+_FILE = Option(help=_CONFIG, envvar="GPUWATCH_CONFIG", is_eager=True, callback=_defaults_from)
 _SERIES = "`full` also exports link traffic, clocks, more series of runs, and counters that are still 0."
 _DCGM = "Read GPU metrics from this dcgm-exporter instead of NVML, e.g. http://127.0.0.1:9400."
 _ALLOCATIONS = "Folder with one file per job that has GPUs (docs/deploy/allocations.md)."
@@ -40,9 +41,7 @@ _PODS_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 def agent(
     context: Context,
-    config: Annotated[
-        Path | None, Option(help=_CONFIG, envvar="GPUWATCH_CONFIG", is_eager=True, callback=_defaults_from)
-    ] = None,
+    config: Annotated[Path | None, _FILE] = None,
     http: Http = HTTP,
     listen: Listen = None,
     history: History = None,

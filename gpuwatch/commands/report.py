@@ -13,7 +13,7 @@ from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, SourceError, require, usable
 from gpuwatch.formatting import as_json, file_name, harmless
-from gpuwatch.tools.reports.comparison import Comparison, broken, parse_gate
+from gpuwatch.tools.reports.comparison import Result, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather, last_two
 from gpuwatch.tools.reports.job import job_text, joined, of_runs
@@ -104,9 +104,7 @@ def _load_run(source: RunSource, wanted: str, config: Path | None) -> RunReport:
     return gather(source, wanted, time.time(), None if config is None else read_config(config).prices)
 
 
-def _finish(
-    found: RunReport | Comparison, markdown: bool, json: bool, output: Path | None, name: str, failed: list[str]
-) -> None:
+def _finish(found: Result, markdown: bool, json: bool, output: Path | None, name: str, failed: list[str]) -> None:
     """Write the result, and end with 1 when a limit is broken. A page without `--output` gets a name, which is printed. Raises: ConfigError."""
     if markdown and json:
         raise ConfigError("--markdown and --json: give one of them; a report is written once")

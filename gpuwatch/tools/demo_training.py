@@ -95,9 +95,7 @@ def train_epoch_start(training: Training) -> None:
 
     image = torch.rand(3, 128, 128)
     # A worker opens an archive, and reads its index.
-    loader = _loader(
-        640, lambda index: (image, index % 10), num_workers=2, worker_init_fn=lambda worker: time.sleep(1.5)
-    )
+    loader = _loader(640, lambda index: (image, index % 10), num_workers=2, worker_init_fn=lambda _: time.sleep(1.5))
     while not training.over():
         training.run(loader)
 

@@ -28,6 +28,7 @@ def test_the_wheel_is_for_any_machine_and_is_imported_from_its_files_alone(tmp_p
     code = (
         f"import sys; sys.path.insert(0, {str(site)!r}); import gpuwatch; "
         "from gpuwatch.alerting.render import render; "
+        "import gpuwatch.metrics, gpuwatch_agent.history.file, gpuwatch_dashboards.panels; "
         "print(gpuwatch.__file__, sum(gpuwatch.watch([2, 3]), 0), render() == open(sys.argv[1], encoding='utf-8').read())"
     )
     rules = str(ROOT / "deploy/prometheus/rules/gpuwatch.yml")

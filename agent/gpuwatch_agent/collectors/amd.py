@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, GpuDevice, Value, values
+from gpuwatch_agent.collectors.drivers import Clock, DriverCollector, Fate, GpuDevice, Value, values
 
 _MIB = float(1 << 20)
 _MHZ = 1e6
@@ -77,9 +77,8 @@ def ecc_errors(smi: Smi, handle: Handle) -> list[Value]:
 
 def pcie(smi: Smi, handle: Handle) -> list[Value]:
     """Return how many packets were sent again."""
-    return values(
-        pcie_replays_total=_scaled(smi.amdsmi_get_pcie_info(handle)["pcie_metric"].get("pcie_replay_count"), 1)
-    )
+    info = smi.amdsmi_get_pcie_info(handle)["pcie_metric"]
+    return values(pcie_replays_total=_scaled(info.get("pcie_replay_count"), 1))
 
 
 FAST = (activity, memory, power, energy, temperature, clocks)
@@ -107,11 +106,7 @@ class AmdCollector(DriverCollector):
     error: type[Exception] = NoData  # amdsmi's own once it is imported
 
     def __init__(
-        self,
-        *,
-        load: Callable[[], Any] = load_amdsmi,
-        clock: Callable[[], float] = time.monotonic,
-        deadline_s: float = 2.0,
+        self, *, load: Callable[[], Any] = load_amdsmi, clock: Clock = time.monotonic, deadline_s: float = 2.0
     ) -> None:
         fast, slow = ({each.__name__: partial(self._read, each) for each in tier} for tier in (FAST, SLOW))
         super().__init__(clock, deadline_s, 0.25, fast, slow)

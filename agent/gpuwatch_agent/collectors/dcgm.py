@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import GpuDevice, Value, values
+from gpuwatch_agent.collectors.drivers import Clock, GpuDevice, Value, values
 from gpuwatch_agent.collectors.nvml import GpuCollector, throttle_values
 from gpuwatch_agent.deadline import DeadlineThread
 
@@ -143,7 +143,7 @@ class DcgmCollector(GpuCollector):
         self,
         url: str,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         deadline_s: float = 2.0,
         fetch: Callable[[str, float], str] = read_text,
     ) -> None:
@@ -173,12 +173,8 @@ class DcgmCollector(GpuCollector):
         if not self._most_seen:
             raise NoData(f"the dcgm-exporter at {self.url} lists no GPU")
         seen = Sample("gpuwatch_gpus_seen", len(self._page)), Sample("gpuwatch_gpus_expected", self._most_seen)
-        samples = [
-            sample
-            for each in self._page.values()
-            for part in self.parts([each.gpu])
-            for sample in part.samples(each.values(part))
-        ]
+        parts = ((each, part) for each in self._page.values() for part in self.parts([each.gpu]))
+        samples = [sample for each, part in parts for sample in part.samples(each.values(part))]
         return [*processes, *samples, *seen]
 
     def devices(self) -> tuple[GpuDevice, ...]:

@@ -90,6 +90,8 @@ _SLACK_S = 0.25  # A tick may begin a little early
 _GOOD_FOR_INTERVALS = 3
 _FAST_EVERY_S, _SLOW_EVERY_S = 1.0, 10.0
 Read = Callable[[GpuDevice], list[Value]]
+Reads = Mapping[str, Read]
+Clock = Callable[[], float]  # in seconds
 
 
 @dataclass
@@ -133,9 +135,7 @@ _RETRY_MOST_S = 60.0
 class Tier:
     """Readings of all GPUs, in one thread. A value is kept until it is read again, for three intervals at most."""
 
-    def __init__(
-        self, collector: DriverCollector, deadline_s: float, readings: Mapping[str, Read], every_s: float
-    ) -> None:
+    def __init__(self, collector: DriverCollector, deadline_s: float, readings: Reads, every_s: float) -> None:
         self.thread = DeadlineThread(collector.library, deadline_s)
         self.current = ""  # the call in progress, for a timeout's message
         self._collector, self._clock = collector, collector.clock
@@ -204,14 +204,7 @@ class DriverCollector:
     library: str
     error: type[Exception]
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        deadline_s: float,
-        slow_wait_s: float,
-        fast: Mapping[str, Read],
-        slow: Mapping[str, Read],
-    ) -> None:
+    def __init__(self, clock: Clock, deadline_s: float, slow_wait_s: float, fast: Reads, slow: Reads) -> None:
         self.clock = clock
         self._slow_wait_s = slow_wait_s
         self.fast = Tier(self, deadline_s, fast, _FAST_EVERY_S)

@@ -8,14 +8,14 @@ import contextlib
 import ctypes
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pynvml
 
 from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, GpuDevice, Read, Value, values
+from gpuwatch_agent.collectors.drivers import Clock, DriverCollector, Fate, GpuDevice, Read, Reads, Value, values
 
 Handle = Any
 
@@ -90,7 +90,7 @@ def throttled(gpu: GpuDevice) -> list[Value]:
     return throttle_values(_newest(gpu.handle, (new,), (old,)))
 
 
-FAST: Mapping[str, Read] = {
+FAST: Reads = {
     # share of the driver's sample period (1/6 to 1 s) with a kernel running; not supported under MIG
     "utilization": lambda gpu: values(utilization_ratio=pynvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100),
     "memory": memory,
@@ -191,7 +191,7 @@ def mig_instances(gpu: GpuDevice) -> tuple[float, list[GpuDevice]]:
     return max(0, left) / slices if found else 1.0, found
 
 
-SLOW: Mapping[str, Read] = {
+SLOW: Reads = {
     # packets that were sent again: a riser, a slot or a cable that does not hold its speed
     "pcie_replays": lambda gpu: values(pcie_replays_total=pynvml.nvmlDeviceGetPcieReplayCounter(gpu.handle)),
     "ecc_errors": ecc_errors,
@@ -225,8 +225,8 @@ class GpuCollector(DriverCollector):
     def __init__(
         self,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Clock = time.monotonic,
+        wall_clock: Clock = time.time,
         deadline_s: float = 2.0,
         slow_wait_s: float = 0.25,
         only_processes: bool = False,
@@ -371,7 +371,7 @@ class XidWatch:
     Source: the event functions of https://docs.nvidia.com/deploy/nvml-api.
     """
 
-    def __init__(self, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, wall_clock: Clock) -> None:
         self._wall_clock = wall_clock
         self._events: Any = None
         self._uuids: dict[int, str] = {}  # by the address that a handle is

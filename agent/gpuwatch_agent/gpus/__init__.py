@@ -17,7 +17,7 @@ from gpuwatch.ledger import states as st
 from gpuwatch.ledger.events import IDLE
 from gpuwatch_agent.gpus.energy import EnergyAccount, MeteredLedger
 from gpuwatch_agent.processes.owners import SHARED, Owner
-from gpuwatch_agent.runs import RUNNING, Run
+from gpuwatch_agent.runs import RUNNING, Run, RunKey
 from gpuwatch_agent.runs.timeline import Segment, Stretch, arrange, cut, parts_of
 
 Account = tuple[str, str, str, str]  # an owner of processes for whom time is counted: user, job, namespace, pod
@@ -95,9 +95,6 @@ def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -
         yield pending
 
 
-_Key = tuple[str, int]
-
-
 @dataclass
 class _Followed:
     """One run on the GPU."""
@@ -131,8 +128,8 @@ class RunsOnGpu:
     def __init__(self, ledger: st.Ledger, awaited: Sequence[OwnerRecord] = ()) -> None:
         """`awaited` held the GPU when a former agent stopped: their next messages cover the time without an agent."""
         self._ledger = ledger
-        self._followed: dict[_Key, _Followed] = {}
-        self._awaited: dict[_Key, OwnerRecord] = {(owner.run, owner.rank): owner for owner in awaited}
+        self._followed: dict[RunKey, _Followed] = {}
+        self._awaited: dict[RunKey, OwnerRecord] = {(owner.run, owner.rank): owner for owner in awaited}
 
     def __bool__(self) -> bool:
         return bool(self._followed)
@@ -199,6 +196,7 @@ PROCESS_LIST_AGE_NS = 11_000_000_000  # process lists are polled every 10 s: a n
 AWAIT_NS = 10_000_000_000
 """A restarted agent waits so long for the first process list before it books the time without an agent as unknown."""
 LATE_NS = 5_000_000_000  # A longer time between two ticks is unobserved: a stopped agent, a paused machine
+_IDLE = THRESHOLDS.gpu_idle_utilization
 CONTRADICTED_NS = 10_000_000_000  # for so long a hook's `compute` counts on a GPU on which the driver sees no kernel
 
 
@@ -206,12 +204,7 @@ class GpuAccount:
     """One GPU's ledger and who holds it, or one MIG instance's; a split GPU's is that of the rest, which is in no instance."""
 
     def __init__(
-        self,
-        gpu: str,
-        uuid: str,
-        now_ns: int,
-        idle_utilization: float = THRESHOLDS.gpu_idle_utilization,
-        size_ratio: float = 1.0,
+        self, gpu: str, uuid: str, now_ns: int, idle_utilization: float = _IDLE, size_ratio: float = 1.0
     ) -> None:
         self.gpu = gpu
         self.uuid = uuid
@@ -355,9 +348,7 @@ class GpuAccount:
         )
 
     @classmethod
-    def restore(
-        cls, record: GpuRecord, now_ns: int, idle_utilization: float = THRESHOLDS.gpu_idle_utilization
-    ) -> GpuAccount:
+    def restore(cls, record: GpuRecord, now_ns: int, idle_utilization: float = _IDLE) -> GpuAccount:
         """Return the ledger as a former agent left it: the time since is booked by the owning runs, else as unknown."""
         account = cls(record.gpu, record.uuid, now_ns, idle_utilization, record.size_ratio)
         account.ledger.restore(*record.ledger)
@@ -375,7 +366,7 @@ class GpuAccount:
 class GpuLedgers:
     """The ledgers of all GPUs that this agent has seen."""
 
-    def __init__(self, idle_utilization: float = THRESHOLDS.gpu_idle_utilization) -> None:
+    def __init__(self, idle_utilization: float = _IDLE) -> None:
         self._idle_utilization = idle_utilization
         self.accounts: dict[str, GpuAccount] = {}
         self.failed: list[tuple[Run, Exception]] = []  # runs whose GPU could not be booked the last time

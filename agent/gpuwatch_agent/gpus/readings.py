@@ -18,7 +18,7 @@ from gpuwatch_agent.gpus import Account, GpuAccount, GpuReading, account_of
 from gpuwatch_agent.gpus.allocations import Allocations, completed
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.owners import Owner, together
-from gpuwatch_agent.runs import RUNNING, Run
+from gpuwatch_agent.runs import RUNNING, Run, RunKey
 from gpuwatch_agent.runs.window import RecentSamples
 
 _MPS_SERVER = "nvidia-cuda-mps"  # as the kernel cuts "nvidia-cuda-mps-server"
@@ -96,7 +96,7 @@ def owner_text(account: GpuAccount, table: ProcessTable) -> str:
 def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: DriverCollector) -> None:
     """Record in each run the GPUs that it holds now, alone or not; a run without any keeps its last ones."""
     names = {device.uuid: device.name for device in collector.devices()}
-    held: dict[tuple[str, int], dict[str, str]] = {}
+    held: dict[RunKey, dict[str, str]] = {}
     for account in accounts:
         for run in account.running:
             held.setdefault(run.key, {})[account.uuid] = names.get(account.uuid, "")
@@ -134,7 +134,7 @@ _MEMORIES = 60
 class _Trend:
     """One GPU since its holder took it."""
 
-    holder: tuple[str, int] | None
+    holder: RunKey | None
     powers: deque[float] = field(default_factory=lambda: deque(maxlen=_POWERS))
     memories: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MEMORIES))
     tensor_hertz: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _LEAST_POWERS))

@@ -96,9 +96,7 @@ class RetentionClock:
 class History:
     """The history file. `commit`, `downsample` and `trim` belong to one thread; `reader` to any."""
 
-    def __init__(
-        self, path: Path, keep_s: float = 7 * 86400.0, keep_bytes: int = 2 << 30, full_s: float = 86400.0
-    ) -> None:
+    def __init__(self, path: Path, keep_s: float = 7 * 86400, keep_bytes: int = 2 << 30, full_s: float = 86400) -> None:
         self.path = path
         self.reader = HistoryReader(path)
         self.failures = 0

@@ -133,20 +133,17 @@ def downsample_steps(connection: sqlite3.Connection, before_ms: int) -> int | No
 
     Returns how many rows could not be read, and are deleted with the others; None without such a minute.
     """
-    oldest = connection.execute(
-        "SELECT run, rank, time_ms FROM steps WHERE time_ms < ? ORDER BY time_ms LIMIT 1", (before_ms,)
-    ).fetchone()
+    query = "SELECT run, rank, time_ms FROM steps WHERE time_ms < ? ORDER BY time_ms LIMIT 1"
+    oldest = connection.execute(query, (before_ms,)).fetchone()
     if oldest is None:
         return None
     run, rank, time_ms = oldest
     begin_ms = time_ms // MINUTE_MS * MINUTE_MS
     span = (run, rank, begin_ms, min(before_ms, begin_ms + MINUTE_MS))
     where = "WHERE run = ? AND rank = ? AND time_ms >= ? AND time_ms < ?"
-    rows = connection.execute(
-        f"SELECT first_step, offset_ns, columns FROM steps INDEXED BY steps_by_time {where} ORDER BY id", span
-    ).fetchall()
+    query = f"SELECT first_step, offset_ns, columns FROM steps INDEXED BY steps_by_time {where} ORDER BY id"
     batches, bad = [], 0
-    for row in rows:
+    for row in connection.execute(query, span).fetchall():
         try:
             batch = Batch.of_row(*row)
             if len(batch):
@@ -171,9 +168,8 @@ def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int:
         return 0
     begin_ms = oldest // MINUTE_MS * MINUTE_MS
     span = (begin_ms, min(before_ms, begin_ms + MINUTE_MS))
-    rows = connection.execute(
-        "SELECT time_ms, layout, row FROM tick WHERE time_ms >= ? AND time_ms < ? ORDER BY time_ms", span
-    )
+    where = "WHERE time_ms >= ? AND time_ms < ?"
+    rows = connection.execute(f"SELECT time_ms, layout, row FROM tick {where} ORDER BY time_ms", span)
     by_layout: dict[int, list[tuple[int, array[float]]]] = {}
     bad = 0
     for time_ms, layout, row in rows.fetchall():
@@ -189,7 +185,7 @@ def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int:
             "INSERT OR REPLACE INTO tick_minute VALUES (?, ?, ?, ?, ?)",
             (ticks[-1][0], layout, values[-1].tobytes(), low.tobytes(), high.tobytes()),
         )
-    connection.execute("DELETE FROM tick WHERE time_ms >= ? AND time_ms < ?", span)
+    connection.execute(f"DELETE FROM tick {where}", span)
     return bad
 
 

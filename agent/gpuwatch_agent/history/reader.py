@@ -150,10 +150,8 @@ class HistoryReader:
     def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None:
         """Return the last steps, oldest first; None where none are kept."""
         with self._reader() as reader:
-            rows = reader.execute(
-                "SELECT first_step, offset_ns, columns FROM steps WHERE run = ? AND rank = ? ORDER BY id DESC",
-                (run, rank),
-            )
+            query = "SELECT first_step, offset_ns, columns FROM steps WHERE run = ? AND rank = ? ORDER BY id DESC"
+            rows = reader.execute(query, (run, rank))
             batches: list[Batch] = []
             missing = last
             while missing > 0 and (row := rows.fetchone()) is not None:

@@ -81,8 +81,6 @@ class HistoryWriter:
         done = self._thread.offer(work, _WAIT_S if waits and not self._hangs else 0.0)
         if waits and self._hangs != (done is None):
             self._hangs = done is None
-            state = (
-                f"has not responded for {_WAIT_S:g} s; up to 16 MiB are buffered" if self._hangs else "responds again"
-            )
-            logger.warning("history %s: its disk %s", self._history.path, state)
+            now = f"has not responded for {_WAIT_S:g} s; up to 16 MiB are buffered" if self._hangs else "responds again"
+            logger.warning("history %s: its disk %s", self._history.path, now)
         return done

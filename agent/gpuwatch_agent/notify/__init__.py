@@ -6,7 +6,6 @@ is kept in a small file that survives restarts, with Unix times, because they ou
 
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpuwatch.config import NotifySettings
 from gpuwatch.diagnosis.finding import SEVERITIES
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.metrics import Sample
+from gpuwatch_agent.deadline import Background
 from gpuwatch_agent.exporter import Snapshot
 from gpuwatch_agent.notify.conditions import Condition, conditions
 from gpuwatch_agent.state_file import StateFile
@@ -67,8 +67,8 @@ class State(msgspec.Struct):
     dropped: int = 0
 
 
-class Notifier:
-    """Evaluates, deduplicates and sends in its own thread."""
+class Notifier(Background):
+    """Evaluates, deduplicates and sends in its own thread. What waits at its end is kept for the next start."""
 
     def __init__(
         self,
@@ -80,25 +80,14 @@ class Notifier:
         senders: dict[str, Sender] | None = None,
     ) -> None:
         """`senders` by URL replaces Apprise; `path` None: nothing is kept. Raises: ConfigError for an invalid URL; MissingExtra."""
-        self._snapshot = snapshot
-        self._settings = settings
-        self._thresholds = thresholds
+        super().__init__("notifier", 15.0)
+        self._snapshot, self._settings, self._thresholds = snapshot, settings, thresholds
         self._name = settings.name or host
         by_url = apprise_senders(settings.urls) if senders is None else senders
         self._senders = {hashlib.sha256(url.encode()).hexdigest()[:16]: sender for url, sender in by_url.items()}
         self._file = StateFile(path, State, "notifications")
         self._state = self._file.state
         self._state.letters = [letter for letter in self._state.letters if letter.target in self._senders]
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after the delivery in progress; what waits is kept for the next start."""
-        self._stop.set()
-        self._thread.join(timeout=15.0)
 
     def samples(self) -> Iterable[Sample]:
         """Return the counters for /metrics."""

@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -29,7 +28,7 @@ from gpuwatch.api.client import MOST_OF_ANSWER, Http, why, without_password
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import harmless
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.deadline import DeadlineThread
+from gpuwatch_agent.deadline import Background, DeadlineThread
 from gpuwatch_agent.exporter import Snapshot
 from gpuwatch_agent.otlp.messages import Event, MetricsConverter, logs_request
 from gpuwatch_agent.state_file import StateFile
@@ -61,22 +60,20 @@ class Signal:
     failures: int = 0  # in a row
 
 
-class OtlpPusher:
-    """Evaluates the snapshots and pushes them in its own thread."""
+class OtlpPusher(Background):
+    """Evaluates the snapshots and pushes them in its own thread. A collector that does not answer does not hold up its end."""
 
     def __init__(
         self, url: str, every_s: float, snapshot: Callable[[], Snapshot | None], host: str, port: int, path: Path | None
     ) -> None:
         """`path`: where the state is kept; None: nowhere. Raises: ConfigError for a URL or a variable that is wrong."""
+        super().__init__("otlp", 5.0)
         self._http, self._every_s, self._snapshot = Http(_checked(url)), every_s, snapshot
         self._where = f"the OTLP collector at {without_password(url)}"
-        own = {
-            "content-type": "application/x-protobuf",
-            "content-encoding": "gzip",
-            "user-agent": f"gpuwatch/{__version__}",
-        }
-        headers = _pairs("OTEL_EXPORTER_OTLP_HEADERS", "[ -~]+")
-        self._headers = {name.lower(): value for name, value in headers.items()} | own
+        given = _pairs("OTEL_EXPORTER_OTLP_HEADERS", "[ -~]+")
+        self._headers = {name.lower(): value for name, value in given.items()}
+        self._headers |= {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
+        self._headers["user-agent"] = f"gpuwatch/{__version__}"
         self._resource = {
             "service.name": "gpuwatch-agent",
             "service.instance.id": f"{host}:{port}",
@@ -95,16 +92,6 @@ class OtlpPusher:
         self._warned_hours: dict[str, float] = {}
         self._sent = self._failed = 0
         self._deadline = DeadlineThread("OTLP collector", TIMEOUT_S)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after a last push, which a collector that does not answer does not hold up."""
-        self._stop.set()
-        self._thread.join(timeout=5.0)
 
     def samples(self) -> Iterable[Sample]:
         """Return the counters for /metrics."""

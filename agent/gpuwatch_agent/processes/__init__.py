@@ -78,14 +78,15 @@ class ProcessTable:
 
     def __init__(self, procfs: Path, sysfs: Path = Path("/sys"), host_shm: Path = Path("/dev/shm")) -> None:
         self.procfs = procfs
-        self._sysfs = sysfs
         self._namespace = proc.pid_namespace("1", procfs) or proc.pid_namespace("self", procfs)
         self._host_pids: dict[_Identity, int] = {}
         self.stat = cache(lambda pid: self.read(proc.stat, pid))
         """Returns a process's state and usage by pid, as of this tick; None for one that is gone."""
         self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
-        self._groups, self._owner, self._user = cache(self._read_groups), cache(self._read_owner), cache(user_name)
+        self._user = cache(user_name)
+        self._owner = cache(lambda pid, uid, start_ticks: read_owner(procfs / str(pid), self._user(uid)))
+        self._groups = cache(lambda controller, pid, root: tuple(cgroup.folders(controller, procfs, sysfs, pid, root)))
         self._good_for_ticks: dict[Any, int] = {
             **dict.fromkeys((self._find, self.stat, self._quota, self._room), 1),
             self._searched: 5,
@@ -169,9 +170,6 @@ class ProcessTable:
         stat = self.stat(pid)  # a number that is given again is another process's
         return self._owner(pid, uid, None if stat is None else stat.start_ticks)
 
-    def _read_owner(self, pid: int, uid: int, start_ticks: int | None) -> Owner:
-        return read_owner(self.procfs / str(pid), self._user(uid))
-
     def allowed_cores(self, pid: int) -> int | None:
         """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
         cores = self.read(proc.allowed_cores, pid)
@@ -180,9 +178,6 @@ class ProcessTable:
     def groups(self, controller: str, pid: int, root: bool = True) -> tuple[Path, ...]:
         """Return the folders of a process's control groups, see `cgroup.folders`, as they were within the last ten ticks."""
         return self._groups(controller, pid, root)
-
-    def _read_groups(self, controller: str, pid: int, root: bool) -> tuple[Path, ...]:
-        return tuple(cgroup.folders(controller, self.procfs, self._sysfs, pid, root))
 
     def quota(self, pid: int) -> cgroup.Quota | None:
         """Return the CPU quota over a process; None without a readable one."""

@@ -93,7 +93,8 @@ class StackWatch:
                 cause = entry.finding.cause
                 if not _wants(entry) or (run.run, _of_all(cause)) in self._sampled_ns:
                     continue
-                if targets := self._targets(run, runs, cause, table, now_s):
+                ranks = [each for each in runs if each.run == run.run] if _of_all(cause) else [run]
+                if targets := self._targets(ranks, cause, table, now_s):
                     self._sampled_ns[run.run, _of_all(cause)] = now_ns
                     capture = _Capture(run.run, run.rank, cause, targets, now_ns)
                     self._running = capture, Future()
@@ -110,16 +111,13 @@ class StackWatch:
                 if capture.serves(run, rank, entry):
                     entry.stacks_taken, entry.stacks = True, stacks
 
-    def _targets(
-        self, run: Run, runs: Sequence[Run], cause: str, table: ProcessTable, now_s: float
-    ) -> tuple[Target, ...]:
-        chosen = [each for each in runs if each.run == run.run] if _of_all(cause) else [run]
+    def _targets(self, ranks: Sequence[Run], cause: str, table: ProcessTable, now_s: float) -> tuple[Target, ...]:
         found = []
-        for each in sorted(chosen, key=lambda run: run.rank)[:_MOST_RANKS]:
-            pid = table.host_pid(each.live_hello)
-            if pid is not None and table.is_of_user(pid, each.uid):
-                file = f"{int(now_s)}-{file_name(run.run)}-rank{each.rank}-{cause}{_SUFFIX}"
-                found.append(Target(each.rank, pid, self._folder / file))
+        for rank in sorted(ranks, key=lambda rank: rank.rank)[:_MOST_RANKS]:
+            pid = table.host_pid(rank.live_hello)
+            if pid is not None and table.is_of_user(pid, rank.uid):
+                file = f"{int(now_s)}-{file_name(rank.run)}-rank{rank.rank}-{cause}{_SUFFIX}"
+                found.append(Target(rank.rank, pid, self._folder / file))
         return tuple(found)
 
     def _sample(self, capture: _Capture, result: Future[Stacks | None]) -> None:

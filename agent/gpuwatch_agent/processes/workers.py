@@ -14,7 +14,7 @@ from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.host import blocked, cgroup, proc
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.runs import LOST, RUNNING, Run
+from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
 from gpuwatch_agent.runs.records import WorkerIo
 
 _WINDOW_S = 15.0
@@ -39,8 +39,8 @@ class WorkerWatch:
     """Follows the processes of running runs; a worker that ended keeps its part of its run's totals."""
 
     def __init__(self, table: ProcessTable) -> None:
-        self._table = table
-        self._seen: dict[tuple[str, int], Seen] = {}
+        self.table = table
+        self._seen: dict[RunKey, Seen] = {}
         self._usage_ns: int | None = None
         self._tick = 0
 
@@ -55,7 +55,7 @@ class WorkerWatch:
             is_due = (self._tick + number) % 2 == 0
             if (seen := self._seen.get(run.key)) is None or not (is_due or usage_is_due or not seen.workers.times):
                 continue
-            pids = _worker_pids(run, self._table)
+            pids = _worker_pids(run, self.table)
             run.worker_seen_s = {pid: run.worker_seen_s[pid] for pid in pids if pid in run.worker_seen_s}
             if not pids or not self._sample(run, seen, pids, now_ns):
                 seen.workers.times.clear()
@@ -64,7 +64,7 @@ class WorkerWatch:
 
     def _sample(self, run: Run, seen: Seen, pids: Sequence[int], now_ns: int) -> bool:
         """Sample a run's workers; return whether any can be read."""
-        table, first = self._table, pids[0]
+        table, first = self.table, pids[0]
         if (quota := table.quota(first)) is not None:
             seen.quotas.append(quota)
         if (received := table.read(proc.received_bytes, first)) is not None:
@@ -78,10 +78,10 @@ class WorkerWatch:
 
     def _read_usage(self, run: Run, seen: Seen, pids: Sequence[int]) -> None:
         """Read what the processes use, and add up what the workers did since they were seen last."""
-        pid = self._table.host_pid(run.hello)
-        seen.process = None if pid is None else self._table.stat(pid)
-        seen.files = None if pid is None else self._table.open_files(pid)
-        found = {pid: stat for pid in pids if (stat := self._table.stat(pid)) is not None}
+        pid = self.table.host_pid(run.hello)
+        seen.process = None if pid is None else self.table.stat(pid)
+        seen.files = None if pid is None else self.table.open_files(pid)
+        found = {pid: stat for pid in pids if (stat := self.table.stat(pid)) is not None}
         seen.worker_states = tuple(stat.state for stat in found.values())
         now = {pid: self._io(pid) for pid in found}
         for pid, io in now.items():
@@ -89,8 +89,8 @@ class WorkerWatch:
         run.worker_io_seen = now
 
     def _io(self, pid: int) -> WorkerIo:
-        read, written = self._table.read(proc.io_bytes, pid) or (None, None)
-        return WorkerIo(read, written, self._table.read(proc.run_queue_s, pid))
+        read, written = self.table.read(proc.io_bytes, pid) or (None, None)
+        return WorkerIo(read, written, self.table.read(proc.run_queue_s, pid))
 
     def of(self, run: Run) -> Seen:
         """Return what was seen of a run's processes."""
@@ -163,7 +163,6 @@ def group_samples(runs: Sequence[Run], table: ProcessTable) -> Iterator[Sample]:
         yield from (Sample(metric, value, labels) for metric, value in values.items() if value is not None)
 
 
-_Key = tuple[str, int]
 _Where = Literal["group", "around", "node"]
 _MOST_SAMPLES = 30
 """A process alive for so many seconds without a message was not killed before them: a killed one is gone sooner."""
@@ -195,7 +194,7 @@ class OomWatch:
 
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
-        self._samples: dict[_Key, list[_Sample]] = {}
+        self._samples: dict[RunKey, list[_Sample]] = {}
         """Those since the last sign of life, and the last one before it; the oldest first."""
 
     def update(self, runs: Sequence[Run], now_ns: int) -> None:

@@ -38,6 +38,7 @@ _EVALUATED_AFTER_S = 30.0
 _OLDEST_START_NS = 400 * 86_400_000_000_000
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
+RunKey = tuple[str, int]  # its name and rank
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Run(msgspec.Struct, eq=False):
     kept_bytes: int = 0  # what is kept and served of it takes about so much, as it was last weighed
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> RunKey:
         return self.run, self.rank
 
     @property
@@ -321,13 +322,13 @@ class RunRegistry:
         is_peer: Callable[[wire.Hello, int], bool] = lambda hello, pid: True,
     ) -> None:
         self.boot_id = boot_id
-        self.runs: dict[tuple[str, int], Run] = {}
+        self.runs: dict[RunKey, Run] = {}
         self.failures: Counter[str] = Counter()
         """Runs that were dropped because of an error, by the step that failed, or (given_up) made room for another process's."""
         self.kept_apart = 0  # processes that sent for a run and rank while another process of these was alive
         self._alive, self._is_peer = alive, is_peer
-        self._banned: dict[tuple[str, int], float] = {}
-        self._apart: dict[str, tuple[str, int]] = {}
+        self._banned: dict[RunKey, float] = {}
+        self._apart: dict[str, RunKey] = {}
         """By sender: the key of its run, where that is not the one that it gives."""
         self._last_tick_ns: int | None = None
 
@@ -389,7 +390,7 @@ class RunRegistry:
             logger.error("%s failed: %s; later errors of this kind are only counted", step, consequence, exc_info=error)
         self.failures[step] += 1
 
-    def _key(self, message: wire.Message, now_ns: int, pid: int) -> tuple[str, int]:
+    def _key(self, message: wire.Message, now_ns: int, pid: int) -> RunKey:
         """Return the key of a message's run: another one than it gives for a process that sends while the run's own one is alive."""
         name, sender = message.run, message.origin.sender
         key = self._apart.get(sender, (name, message.rank))
@@ -398,13 +399,8 @@ class RunRegistry:
             return key
         latest = next(reversed(run.senders.values()))
         same_hello = isinstance(message, wire.Hello) and run.hello and message.pid == run.hello.pid
-        if (
-            same_hello
-            or (pid and latest.pid == pid)
-            or latest.said_bye
-            or now_ns - run.heard_ns > SILENCE_NS
-            or not self._alive(run.hello)
-        ):
+        over = same_hello or (pid and latest.pid == pid) or latest.said_bye or now_ns - run.heard_ns > SILENCE_NS
+        if over or not self._alive(run.hello):
             return key  # it takes over: an elastic restart, or a process's next loop
         number = 2
         while (key := (f"{name[: wire.MAX_NAME - 8]}#{number}", message.rank)) in self.runs:

@@ -12,7 +12,6 @@ from gpuwatch.host.cgroup import within_limit
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.ledger.timeline import STALL_FLOOR_NS
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
 
@@ -63,13 +62,7 @@ class RecentSamples:
 
 
 def run_window(
-    run: Run,
-    host: HostFacts,
-    gpus: tuple[GpuFacts, ...],
-    workers: WorkerWatch,
-    table: ProcessTable,
-    now_ns: int,
-    ranks: Sequence[RankFacts] = (),
+    run: Run, host: HostFacts, gpus: tuple[GpuFacts, ...], workers: WorkerWatch, now_ns: int, ranks: Sequence[RankFacts]
 ) -> Window:
     """Return the run's last minute. `host` is the node, `gpus` are held by the run alone, `ranks` train on this node."""
     hello, seen = run.hello, workers.of(run).workers
@@ -82,7 +75,7 @@ def run_window(
         worker_busy_ratios=seen.ratios(busy=True),
         worker_waits=seen.waits(),
         worker_private_bytes=seen.private_bytes,
-        host=_as_seen_by(run, host, workers, table),
+        host=_as_seen_by(run, host, workers),
         gpus=gpus,
         local_world_size=max(1, len(ranks)),
         rank=run.rank,
@@ -138,22 +131,18 @@ def host_facts(node: RecentSamples) -> HostFacts:
     )
 
 
-def _as_seen_by(run: Run, host: HostFacts, workers: WorkerWatch, table: ProcessTable) -> HostFacts:
+def _as_seen_by(run: Run, host: HostFacts, workers: WorkerWatch) -> HostFacts:
     """Return the node as one process sees it: its own /dev/shm, its cores and memory, its network namespace."""
-    quota_cores, throttled_ratio = workers.quota(run)
-    host = replace(
-        host,
-        cpu_quota_cores=quota_cores,
-        cpu_throttled_ratio=throttled_ratio,
-        network_receive_bytes_per_s=workers.receive_rate(run),
-    )
+    (cores, throttled), received = workers.quota(run), workers.receive_rate(run)
+    host = replace(host, cpu_quota_cores=cores, cpu_throttled_ratio=throttled, network_receive_bytes_per_s=received)
+    table = workers.table
     pid = table.host_pid(run.hello)
     if pid is None:
         return host
-    shm, cores = table.shm(pid), table.allowed_cores(pid)
+    shm, allowed = table.shm(pid), table.allowed_cores(pid)
     return replace(
         host,
-        cpu_cores=host.cpu_cores if cores is None else cores,
+        cpu_cores=host.cpu_cores if allowed is None else allowed,
         memory_available_bytes=within_limit(host.memory_available_bytes, table.memory_room(pid)),
         shm_size_bytes=host.shm_size_bytes if shm is None else shm.size_bytes,
         shm_used_bytes=host.shm_used_bytes if shm is None else shm.used_bytes,

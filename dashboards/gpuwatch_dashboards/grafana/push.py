@@ -137,11 +137,9 @@ def push_dashboards(
     current = {"selected": True, "text": datasource, "value": datasource}
     for dashboard in dashboards.values():
         if datasource != DATASOURCE:
-            variables = [
-                {**each, "current": current} if each["type"] == "datasource" else each
-                for each in dashboard["templating"]["list"]
-            ]
-            dashboard = {**dashboard, "templating": {"list": variables}}
+            variables = dashboard["templating"]["list"]
+            chosen = [{**each, "current": current} if each["type"] == "datasource" else each for each in variables]
+            dashboard = {**dashboard, "templating": {"list": chosen}}
         yield _push(api, url, dashboard, folder, force)
 
 
@@ -175,7 +173,6 @@ def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, for
             )
         dashboard = {**dashboard, "id": existing["dashboard"].get("id"), "version": existing["dashboard"]["version"]}
     with explained(url, f"save the {what}"):
-        saved = api.dashboard.update_dashboard(
-            {"dashboard": dashboard, "folderUid": folder, "message": message, "overwrite": False}
-        )
+        body = {"dashboard": dashboard, "folderUid": folder, "message": message, "overwrite": False}
+        saved = api.dashboard.update_dashboard(body)
     return Pushed(what, "created" if existing is None else "updated", saved.get("url", ""))

@@ -96,9 +96,7 @@ class Panel:
     runbook: str = ""  # the alert whose runbook it links to
     repeat: str = ""  # Grafana draws it once for each value of this variable
     width: int = 8  # approximate, of Grafana's 24 columns: each line of panels is stretched to fill them. A stat's: 3.
-    more: bool = (
-        False  # A detail, as every stat: on the page "Live" only after "More panels", to keep it short and fast
-    )
+    more: bool = False  # A detail, as every stat: on "Live" only after "More panels", to keep it short and fast
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Panel:
@@ -153,11 +151,9 @@ def with_texts(value: Any, texts: Mapping[str, str]) -> Any:
         return {key: with_texts(each, texts) for key, each in value.items()}
     if isinstance(value, list):
         return [with_texts(each, texts) for each in value]
-    return (
-        re.sub(r"\$\{(\w+)\}", lambda name: with_texts(texts[name[1]], texts), value)
-        if isinstance(value, str)
-        else value
-    )
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"\$\{(\w+)\}", lambda name: with_texts(texts[name[1]], texts), value)
 
 
 def panels(group: str) -> tuple[Panel, ...]:

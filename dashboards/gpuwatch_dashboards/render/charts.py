@@ -95,10 +95,8 @@ class Mark:
 def epoch_marks(epochs: Sequence[Epoch]) -> list[Mark]:
     """Return a line at each epoch's begin; of very many only every second, third …"""
     every = -(-len(epochs) // MOST_EPOCH_MARKS) or 1
-    named = [
-        Mark(each.time_s, f"epoch {n} begins with step {each.step:,}", "#8C8C8C") for n, each in enumerate(epochs, 1)
-    ]
-    return named[::every]
+    numbered = [*enumerate(epochs, 1)][::every]
+    return [Mark(each.time_s, f"epoch {n} begins with step {each.step:,}", shown.GREY) for n, each in numbered]
 
 
 def phase_marks(ledger: Sequence[Series]) -> list[Mark]:
@@ -152,9 +150,8 @@ def line_option(
     of_stack = [points for line, points in zip(lines, known, strict=True) if line.stacked]
     stack_s = sorted({time_s for points in of_stack for time_s in points})
     heights = [sum(points.get(time_s) or 0.0 for points in of_stack) for time_s in stack_s]
-    peak = max(
-        [*heights, *(v for line in lines if not line.stacked for _, v in line.points if v is not None)], default=0.0
-    )
+    others = (v for line in lines if not line.stacked for _, v in line.points if v is not None)
+    peak = max([*heights, *others], default=0.0)
     top = panel.maximum or max(1.15 * peak, LEAST_TOP_RATIO if panel.unit == "ratio" else 0.0) or 1.0
     scale = shown.scale_for(panel.unit, peak)
     digits = max(0, DIGITS - ceil(log10(top * scale.factor)))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gpuwatch.api import Finding, Run, Series, Steps
+from gpuwatch.errors import GpuwatchError, SourceError
+from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport
 from gpuwatch_dashboards.query import Node, Query, Scope, Span
 from gpuwatch_dashboards.sources.agent import AgentSource
@@ -91,15 +93,25 @@ class SharedSource:
         return self._once.get(key, lambda: self._source.evaluate(queries, scope, span))
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
-        key, agent = ("steps", _key(run), run.status, points, start_s, end_s), self._source.agent_of(run)
-        return self._once.get(key, lambda: agent.steps(run, points, start_s, end_s), *_hold(run, STEPS_HOLD_S))
+        """Return the steps of a run's rank that began in a time range; empty where none are kept."""
+        asked, agent = (run.run, run.rank, points, start_s, end_s), self._source.agent_of(run)
+        key = ("steps", run.instance, run.status, *asked)
+        return self._once.get(key, lambda: agent.steps(*asked) or Steps(), *_hold(run, STEPS_HOLD_S))
 
     def past_findings(self, run: Run) -> list[Finding]:
-        return self._once.get(("past", _key(run)), lambda: self._source.agent_of(run).past_findings(run), STEPS_HOLD_S)
+        """Return every finding of a run's rank, active or past, oldest first."""
+        found = self._once.get(("past", _key(run)), lambda: self._source.agent_of(run).findings(run.run), STEPS_HOLD_S)
+        return [finding for finding in found if finding.rank == run.rank]
 
     def report(self, run: Run) -> RunReport:
-        key = ("report", _key(run), run.status)
-        return self._once.get(key, lambda: self._source.agent_of(run).report(run), *_hold(run, REPORT_HOLD_S))
+        """Return the report of a run with all its ranks, from its first second until now."""
+        key, agent = ("report", _key(run), run.status), self._source.agent_of(run)
+        try:
+            return self._once.get(key, lambda: gather(agent, run.run, time.time()), *_hold(run, REPORT_HOLD_S))
+        except SourceError:
+            raise
+        except GpuwatchError as error:  # the agent has just evicted it
+            raise SourceError(f"{agent.where} has no report of {run.name or run.run}", agent.url, str(error)) from error
 
 
 def _key(run: Run) -> tuple[str, int, str | None]:

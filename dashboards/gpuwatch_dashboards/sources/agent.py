@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
 
-from gpuwatch.api import Finding, Run, Series, Steps
+from gpuwatch.api import Run, Series
 from gpuwatch.api.client import Client, Get, Params
-from gpuwatch.errors import GpuwatchError, SourceError
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.tools.reports.gather import gather
-from gpuwatch.tools.reports.model import RunReport
 from gpuwatch_dashboards.query import Node, Query, Scope, Span, by_number, evaluate
 
 Request = tuple[str, tuple[str, ...] | None]
@@ -23,15 +19,15 @@ class AgentSource:
     """One node's agent, as a source."""
 
     def __init__(self, url: str, get: Get | None = None) -> None:
-        self._client = Client(url, get=get)
-        self.label = f"agent at {self._client.url}"
+        self.client = Client(url, get=get)
+        self.label = f"agent at {self.client.url}"
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
-        return self._client.runs(kept)
+        return self.client.runs(kept)
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
-        status = self._client.status()
-        found = self._client.active_findings() if status.gpus else ()
+        status = self.client.status()
+        found = self.client.active_findings() if status.gpus else ()
         own = tuple(finding for finding in found if finding.run is None)
         gpus = status.gpus and tuple(sorted(status.gpus, key=by_number))
         return Node(**{**msgspec.structs.asdict(status), "gpus": gpus}, findings=own)
@@ -39,31 +35,13 @@ class AgentSource:
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         """Fetch each metric once, however many queries read it."""
         requests = dict.fromkeys(part for query in queries for part in _requests(query, scope))
-        answers = self._client.many_series([_params(request, scope, span) for request in requests])
+        answers = self.client.many_series([_params(request, scope, span) for request in requests])
         raw = dict(zip(requests, answers, strict=True))
         return [evaluate(query, {part[0]: raw[part] for part in _requests(query, scope)}) for query in queries]
 
-    def agent_of(self, run: Run) -> AgentSource:
+    def agent_of(self, run: Run) -> Client:
         """Return the agent of the run's node."""
-        return self
-
-    def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
-        """Return the steps of a run's rank that began in a time range; empty where none are kept."""
-        return self._client.steps(run.run, run.rank, points, start_s, end_s) or Steps()
-
-    def past_findings(self, run: Run) -> list[Finding]:
-        """Return every finding of a run's rank, active or past, oldest first."""
-        return [finding for finding in self._client.findings(run.run) if finding.rank == run.rank]
-
-    def report(self, run: Run) -> RunReport:
-        """Return the report of a run with all its ranks, from its first second until now."""
-        try:
-            return gather(self._client, run.run, time.time())
-        except SourceError:
-            raise
-        except GpuwatchError as error:  # the agent has just evicted it
-            what = f"{self.label} has no report of {run.name or run.run}"
-            raise SourceError(what, self._client.url, str(error)) from error
+        return self.client
 
 
 def _params(request: Request, scope: Scope, span: Span) -> Params:

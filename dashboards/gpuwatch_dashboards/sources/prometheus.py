@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpuwatch.api import Run, Series
-from gpuwatch.api.client import TIMEOUT_S, Get, Params, Prometheus, Vector
+from gpuwatch.api.client import TIMEOUT_S, Client, Get, Params, Prometheus, Vector
 from gpuwatch_dashboards.launch import DEFAULT_AGENT_URL
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span, filled, render
-from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.scraped import MOST_RUNS, names_of, scraped_gpus, scraped_runs
 
 SITE_TIMEOUT_S = 15.0  # for queries about a whole site over weeks
@@ -31,7 +30,7 @@ class PrometheusSource:
         self._api = Prometheus(url, get)
         self._scrape_interval_s, self._window_s = scrape_interval_s, SCRAPES_PER_WINDOW * scrape_interval_s
         self._now = now
-        self._agents: dict[str, AgentSource] = {}
+        self._agents: dict[str, Client] = {}
         self._ended: dict[tuple[str | None, str | None], tuple[float, set[str], list[Run]]] = {}
         self._agent_url = agent_url  # its scheme, user and password are those of all agents
         self.label = f"Prometheus at {self._api.url}"
@@ -83,10 +82,10 @@ class PrometheusSource:
         """Return the currency of the rules' prices; empty without a price."""
         return next((labels.get("currency", "") for labels, _ in self.instant("site:gpuwatch_currency:info")), "")
 
-    def agent_of(self, run: Run) -> AgentSource:
+    def agent_of(self, run: Run) -> Client:
         where = run.instance or ""
         if where not in self._agents:
-            self._agents[where] = AgentSource(re.sub(r"[^/@]+/*$", where, self._agent_url))
+            self._agents[where] = Client(re.sub(r"[^/@]+/*$", where, self._agent_url))
         return self._agents[where]
 
     def instant(self, expr: str, time_s: float | None = None, timeout_s: float = TIMEOUT_S) -> Vector:
@@ -99,10 +98,8 @@ class PrometheusSource:
         start_s = span.start_s // step_s * step_s
         params: Params = {"query": expr, "start": start_s, "end": span.end_s, "step": step_s}
         found = self._api.query("query_range", params, timeout_s)
-        return [
-            Series(r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values)).points(1.5 * step_s))
-            for r in found
-        ]
+        lines = ((r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values))) for r in found)
+        return [Series(labels, line.points(1.5 * step_s)) for labels, line in lines]
 
     def _resolution(self, span: Span) -> tuple[float, str]:
         """Return the seconds between two points of a line, and the range of rates."""

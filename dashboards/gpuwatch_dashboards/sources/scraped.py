@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuwatch.api import Finding, Gpu, Recent, Run
-from gpuwatch.api.client import Vector
+from gpuwatch.api.client import Labels, Vector
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import BY_CAUSE, in_order
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch_dashboards.query import INSTANCE, Match, by_number
 
 Instant = Callable[[str], Vector]
+Seconds = Mapping[str, float]  # by state, or by phase
 Key = tuple[str, str]  # (run, rank) or (gpu, UUID)
 WATERMARK = "gpuwatch_ledger_watermark_timestamp_seconds"
 LOOKBACK = "6h"  # runs that were active within this time are listed
@@ -68,9 +69,7 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
     recent_declared = seconds_by("phase", f"increase(gpuwatch_phase_seconds_total{window})")
     steps_per_s = values(f"rate(gpuwatch_steps_total{window})")
     samples_per_s = values(f"rate(gpuwatch_samples_total{window})")
-    p50, p95 = (
-        values(f'gpuwatch_step_percentile_seconds{where[:-1]}, percentile="{name}"}}') for name in ("p50", "p95")
-    )
+    p50, p95 = (values(f'gpuwatch_step_percentile_seconds{where[:-1]}, percentile="{p}"}}') for p in ("p50", "p95"))
     mfu, estimated = (values(f"gpuwatch_run_{name}_ratio{where}") for name in ("mfu", "mfu_estimated"))
     jobs = f"{last('gpuwatch_job_start_timestamp_seconds')} * 0"
 
@@ -131,7 +130,7 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
     return runs
 
 
-def _run_key(labels: Mapping[str, str]) -> Key:
+def _run_key(labels: Labels) -> Key:
     return labels.get("run", ""), labels.get("rank", "")
 
 
@@ -165,13 +164,7 @@ def _of_rank(findings: Sequence[Finding], rank: int, late_ratio: float | None) -
     return tuple(replace(f, rank=rank, ratio=late_ratio) if f.cause == "straggler" else f for f in own)
 
 
-def _window(
-    recent_s: Mapping[str, float],
-    whole_s: Mapping[str, float],
-    phases_s: Mapping[str, float],
-    declared_s: Mapping[str, float],
-    info: Mapping[str, str],
-) -> Window:
+def _window(recent_s: Seconds, whole_s: Seconds, phases_s: Seconds, declared_s: Seconds, info: Labels) -> Window:
     """Return what a verdict is about: seconds by state of the last minute, or of the whole run once it is over.
 
     Single steps are not exported: the sum of each phase stands for them.
@@ -192,9 +185,7 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
     """Return a node's GPUs, each with its longest state of the window; None: not known whether it has any."""
     where = f"{{{Match(INSTANCE, '=', instance)}}}"
     seen = instant(f"gpuwatch_gpus_seen{where}")
-    gauges = {
-        name: {_gpu_key(labels): value for labels, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES
-    }
+    gauges = {name: {_gpu_key(of): value for of, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES}
     infos = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_info{where}")}
     owners = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_owner_info{where}")}
     states: dict[Key, tuple[float, str]] = {}
@@ -221,10 +212,10 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
     return tuple(sorted(found, key=by_number))
 
 
-def _gpu_key(labels: Mapping[str, str]) -> Key:
+def _gpu_key(labels: Labels) -> Key:
     return labels.get("gpu", ""), labels.get("UUID", "")
 
 
-def _owner(labels: Mapping[str, str]) -> str | None:
+def _owner(labels: Labels) -> str | None:
     parts = [labels.get("user", ""), f"job {labels['job_id']}" if labels.get("job_id") else ""]
     return ", ".join(part for part in parts if part) or None

@@ -258,10 +258,8 @@ def curve_lines(
     value = max([7, *(len(curve.last) for curve in curves)])
     columns = (width - 1) // abreast - label - value - 1
     lines: list[Text] = []
-    for number in range(0, len(curves), abreast):
-        blocks = [
-            _curve(curve, start_s, end_s, columns, rows, label, value) for curve in curves[number : number + abreast]
-        ]
+    for n in range(0, len(curves), abreast):
+        blocks = [_curve(each, start_s, end_s, columns, rows, label, value) for each in curves[n : n + abreast]]
         lines += [Text(" ").join(parts) for parts in zip(*blocks, strict=True)]
     return lines
 

@@ -79,10 +79,8 @@ def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
     recent = run.recent.states if run.recent else {}
     bars = [("last minute", recent)] if recent else []
     bars.append(("(whole run)" if recent else "whole run", run.states))
-    lines = [
-        d.figure(f" {d.cell(name, LABEL - 2)} ", "").append_text(d.bar(of, width - LABEL - 1)) for name, of in bars
-    ]
-    return [*lines, *d.flowed(d.legend(recent, run.states, least), width)]
+    rows = [d.figure(f" {d.cell(name, LABEL - 2)} ", "").append_text(d.bar(of, width - LABEL - 1)) for name, of in bars]
+    return [*rows, *d.flowed(d.legend(recent, run.states, least), width)]
 
 
 def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
@@ -224,11 +222,8 @@ def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
     """Return one GPU: a bar of its last minute, its findings and curves."""
     title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
     shares = facts.series.gpu_shares(gpu)
-    lines = [
-        d.rule(title, width),
-        Text(" ").append_text(d.bar(shares, width - 2)),
-        *d.flowed(d.legend(shares, {}), width),
-    ]
+    bar = Text(" ").append_text(d.bar(shares, width - 2))
+    lines = [d.rule(title, width), bar, *d.flowed(d.legend(shares, {}), width)]
     found = [finding for finding in facts.node.findings if finding.gpu in (gpu.gpu, gpu.uuid)]
     lines += finding_lines(found, facts.time_s, True, width) if found else []
     measured = (

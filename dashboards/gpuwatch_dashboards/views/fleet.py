@@ -57,9 +57,7 @@ def _head(numbers: Sequence[tuple[Panel, Answers]], currency: str) -> Markup | N
         return None
     state, sentence = "unknown", "No GPU was counted in the last minutes."
     if shares and (gpus := values.get("gpus")):
-        state = "input_wait" if sum(shares) >= MUCH else "compute"
-        lost = digits(sum(shares) * gpus)
-        sentence = (
-            f"{display(sum(shares), 'ratio')} of the GPUs' time is lost now: as much as {lost} of {gpus:,.0f} GPUs"
-        )
+        lost = sum(shares)
+        state, as_gpus = "input_wait" if lost >= MUCH else "compute", f"{digits(lost * gpus)} of {gpus:,.0f} GPUs"
+        sentence = f"{display(lost, 'ratio')} of the GPUs' time is lost now: as much as {as_gpus}"
     return PAGES.fleet_head(state, sentence, figures(numbers, currency))

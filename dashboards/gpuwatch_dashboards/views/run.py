@@ -12,7 +12,7 @@ from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render import timeline
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, past_findings, rank_table, ranks_of, read_panels
 from gpuwatch_dashboards.render.charts import epoch_marks, finding_marks, phase_marks
-from gpuwatch_dashboards.selection import in_order, span_between, span_of, stretch_of
+from gpuwatch_dashboards.selection import Stretch, in_order, span_between, span_of, stretch_of
 from gpuwatch_dashboards.sources import SharedSource
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
@@ -64,7 +64,7 @@ def page(site: Site) -> None:
     st.html(parts.foot(site, node, run))
 
 
-def _zoom(run: Run, span: Span, stretch: tuple[float, float] | None) -> None:
+def _zoom(run: Run, span: Span, stretch: Stretch) -> None:
     """Draw the buttons that do by key what a click on a chart does."""
     length = span.end_s - span.start_s
     middle = (span.start_s + span.end_s) / 2
@@ -79,9 +79,7 @@ def _zoom(run: Run, span: Span, stretch: tuple[float, float] | None) -> None:
     st.button("Whole run", on_click=parts.go_to, disabled=stretch is None)
 
 
-def _kept(
-    source: SharedSource, run: Run, stretch: tuple[float, float] | None
-) -> tuple[Steps, list[Finding], str | None]:
+def _kept(source: SharedSource, run: Run, stretch: Stretch) -> tuple[Steps, list[Finding], str | None]:
     """Return what only the agent of the run's node keeps; with Prometheus as source, why it does not answer."""
     try:
         return source.steps(run, FINE_BUCKETS, *(stretch or (None, None))), source.past_findings(run), None
@@ -93,7 +91,7 @@ def _kept(
         return Steps(), [], note
 
 
-def _of_ranks(source: SharedSource, everyone: Sequence[Run], span: Span, stretch: tuple[float, float] | None) -> Card:
+def _of_ranks(source: SharedSource, everyone: Sequence[Run], span: Span, stretch: Stretch) -> Card:
     lines = []
     for rank in everyone[:MOST_RANKS]:
         try:

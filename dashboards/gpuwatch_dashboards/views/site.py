@@ -197,9 +197,8 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
     """Draw panels of any kind: the stats as a line of figures, under it charts and tables on a grid."""
 
     def made() -> tuple[str, list[Card]]:
-        found = answered(
-            site, [replace(p, title=p.title.replace("$gpu", scope.gpu or "all")) for p in panels], scope, span
-        )
+        titled = [replace(panel, title=panel.title.replace("$gpu", scope.gpu or "all")) for panel in panels]
+        found = answered(site, titled, scope, span)
         currency = site.currency()
         charts = [card(*each, span, currency=currency) for each in found if each[0].kind != "stat"]
         return figures(found, currency), charts

@@ -16,7 +16,8 @@ from gpuwatch.tools.doctor.outcome import Outcome, problem, warning
 
 DEADLINE_S = 3.0
 
-CHECKS: tuple[tuple[str, str, Callable[[Machine], Outcome]], ...] = (
+Check = tuple[str, str, Callable[[Machine], Outcome]]
+CHECKS: tuple[Check, ...] = (
     ("Software", "python", software.python),
     ("Software", "gpuwatch", software.gpuwatch),
     ("Software", "hook", software.hook),
@@ -45,11 +46,7 @@ CHECKS: tuple[tuple[str, str, Callable[[Machine], Outcome]], ...] = (
 """(group, name, function) in the order in which they are shown; `--json` uses the names, which are unique."""
 
 
-def examine(
-    machine: Machine,
-    checks: Sequence[tuple[str, str, Callable[[Machine], Outcome]]] = CHECKS,
-    deadline_s: float = DEADLINE_S,
-) -> list[Outcome]:
+def examine(machine: Machine, checks: Sequence[Check] = CHECKS, deadline_s: float = DEADLINE_S) -> list[Outcome]:
     """Return the results of all checks, in order. All run at once: one that hangs or crashes is a result, and delays no other."""
     deadline = time.perf_counter() + deadline_s
     running = [(group, name, in_background(partial(check, machine))) for group, name, check in checks]
@@ -60,8 +57,7 @@ def _outcome(future: Future[Outcome], deadline: float, deadline_s: float) -> Out
     try:
         return future.result(max(0.0, deadline - time.perf_counter()))
     except FutureTimeout:
-        return problem(
-            f"no result within {deadline_s:g} s", "a driver, a disk or a name server that it reads hangs; see dmesg"
-        )
+        hangs = "a driver, a disk or a name server that it reads hangs; see dmesg"
+        return problem(f"no result within {deadline_s:g} s", hangs)
     except Exception as error:
         return warning(f"the check itself failed: {type(error).__name__}: {error}", "please report this line")

@@ -79,12 +79,11 @@ def shm(machine: Machine) -> Outcome:
     found = f"{size(total)}, {size(used)} used"
     if total and used / total >= THRESHOLDS.shm_used:
         return problem(f"{found}: nearly full", f"ls -lS {machine.shm} lists what fills it; or enlarge it: {_LARGER}")
+    remedy = f"{_LARGER} (a limit, not reserved)"
     if total <= 64 * _MIB:
-        return problem(
-            f"{found}: Docker's default, less than two workers' batches", f"{_LARGER} (a limit, not reserved)"
-        )
+        return problem(f"{found}: Docker's default, less than two workers' batches", remedy)
     if total < _GIB:
-        return warning(f"{found}: little for several workers' batches", f"{_LARGER} (a limit, not reserved)")
+        return warning(f"{found}: little for several workers' batches", remedy)
     return ok(found)
 
 
@@ -126,10 +125,8 @@ def pressure(machine: Machine) -> Outcome:
     """Whether the kernel reports pressure stall information (PSI): how long tasks waited for CPU, I/O and memory."""
     folder = machine.procfs / "pressure"
     if missing := [kind for kind in ("cpu", "io", "memory") if proc.optional(proc.pressure_s, folder / kind) is None]:
-        return warning(
-            f"no pressure figures for {', '.join(missing)}: causes are less certain",
-            "a kernel of 4.20 or later, booted with psi=1",
-        )
+        remedy = "a kernel of 4.20 or later, booted with psi=1"
+        return warning(f"no pressure figures for {', '.join(missing)}: causes are less certain", remedy)
     return ok("cpu, io and memory")
 
 

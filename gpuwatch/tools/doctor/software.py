@@ -104,9 +104,7 @@ def _installed(machine: Machine, extra: str | None) -> Outcome:
             present.append(f"{name} {version}")
     if not missing and not old:
         return ok(", ".join(present))
-    found = "; ".join(
-        f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("too old", old)) if names
-    )
+    found = "; ".join(f"{what}: {', '.join(of)}" for what, of in (("missing", missing), ("too old", old)) if of)
     if extra is None:
         return problem(found, f"pip install --upgrade {DISTRIBUTION}")
     remedy = f"pip install --upgrade '{DISTRIBUTION}[{extra}]'   (needed on machines that run gpuwatch {extra})"

@@ -118,6 +118,9 @@ class Comparison(msgspec.Struct, frozen=True):
         return [row for row in rows if row[1] != row[2]]
 
 
+Result = RunReport | Comparison
+
+
 def compare(a: RunReport, b: RunReport) -> Comparison:
     """Return what changed from `a` to `b`."""
     samples_a, samples_b = _samples_a_step(a), _samples_a_step(b)

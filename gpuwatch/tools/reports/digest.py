@@ -53,9 +53,7 @@ def digest(prometheus: Prometheus, users: str, days: int, now_s: float) -> dict[
         worst = sorted(((lost(kinds), run) for (own, run), kinds in hours.items() if own == user and run), reverse=True)
         about[user]["runs"] = {run: {"lost_hours": of_run} for of_run, run in worst[:_RUNS] if of_run >= _LEAST_HOURS}
     if runs := "|".join(re.escape(run) for user in named for run in about[user]["runs"]):
-        why = {
-            of: {labels["run"]: labels[of] for labels, _ in ask(expr, now_s, runs=runs)} for of, expr in _WHY.items()
-        }
+        why = {of: {each["run"]: each[of] for each, _ in ask(expr, now_s, runs=runs)} for of, expr in _WHY.items()}
         for run, of_run in (item for user in named for item in about[user]["runs"].items()):
             of_run |= {of: by_run[run] for of, by_run in why.items() if run in by_run}
     currency = next((labels["currency"] for labels, _ in ask("site:gpuwatch_currency:info", now_s)), "")

@@ -19,7 +19,7 @@ from gpuwatch.diagnosis.rates import money
 from gpuwatch.formatting import duration, harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports import display
-from gpuwatch.tools.reports.comparison import VISIBLE, Comparison
+from gpuwatch.tools.reports.comparison import VISIBLE, Result
 from gpuwatch.tools.reports.display import SEVERITIES, STATES, Look
 from gpuwatch.tools.reports.model import Found, RunReport, StepsOverTime, when
 from gpuwatch.tools.stacks.records import rows as stack_rows
@@ -76,7 +76,7 @@ def legend_of(states: Iterable[str]) -> list[Look]:
     return [look for state, look in STATES.items() if state in found]
 
 
-def as_html(found: RunReport | Comparison, broken: Sequence[str] = ()) -> str:
+def as_html(found: Result, broken: Sequence[str] = ()) -> str:
     """Return a report, or a comparison: `a` on the left, `b` on the right, one below the other on a phone."""
     runs = (found,) if isinstance(found, RunReport) else (found.a, found.b)
     top_s = max(_highest_s(run.steps_over_time) for run in runs)
@@ -92,11 +92,11 @@ def as_html(found: RunReport | Comparison, broken: Sequence[str] = ()) -> str:
     )
 
 
-def as_markdown(found: RunReport | Comparison, broken: Sequence[str] = ()) -> str:
+def as_markdown(found: Result, broken: Sequence[str] = ()) -> str:
     return _template(found, "md").render(report=found, comparison=found, broken=broken).rstrip() + "\n"
 
 
-def _template(found: RunReport | Comparison, ending: str) -> Template:
+def _template(found: Result, ending: str) -> Template:
     return environment().get_template(f"{'report' if isinstance(found, RunReport) else 'compare'}.{ending}")
 
 

@@ -154,9 +154,7 @@ def read_profile(text: bytes, pid: int, rank: int = 0) -> tuple[ProcessStacks, .
     try:
         found = msgspec.json.decode(text, type=_File)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise GpuwatchError(
-            f"py-spy wrote something that is no profile: {error}; is it py-spy 0.4 or later?"
-        ) from error
+        raise GpuwatchError(f"py-spy wrote what is no profile: {error}; is it py-spy 0.4 or later?") from error
     by_pid: dict[int, list[_Stack]] = {}
     for profile in found.profiles:
         named = _PROFILE.match(profile.name)

@@ -47,10 +47,8 @@ def most_workers(rows: Sequence[Row], cores: int, max_workers: int | None) -> tu
     if ratio > 0:
         useful = cores if ratio >= THRESHOLDS.worker_busy else max(cores, floor(cores / ratio + 0.05))
     if useful >= ceiling:
-        named = (
-            f"--max-workers {ceiling}" if max_workers is not None else f"{ceiling} workers is the most that is tried"
-        )
-        return ceiling, "max_workers", named
+        text = f"--max-workers {ceiling}" if max_workers is not None else f"{ceiling} workers is the most that is tried"
+        return ceiling, "max_workers", text
     if ratio >= THRESHOLDS.fetch_on_cpu:
         return useful, "cpu", f"a fetch computes ({percent(ratio)} of a core), and there are {_cores(cores)}"
     return useful, "cpu", f"{useful} fetches at {percent(ratio)} of a core keep {_cores(cores)} busy"
@@ -197,11 +195,10 @@ def warnings(rows: Sequence[Row], chosen: Measured, cores: int) -> list[str]:
     """Return a sentence for each way in which the measurements may mislead."""
     found = []
     done = measured(rows)
-    if done[0].batch_bytes and done[0].read_bytes_per_s is not None and chosen.read_bytes_per_s is not None:
-        before, later = (
-            row.read_bytes_per_s * row.batch_s for row in (done[0], chosen) if row.read_bytes_per_s is not None
-        )
-        if before > 0.05 * done[0].batch_bytes and later < 0.5 * before:
+    first = done[0]
+    if first.batch_bytes and first.read_bytes_per_s is not None and chosen.read_bytes_per_s is not None:
+        before, later = first.read_bytes_per_s * first.batch_s, chosen.read_bytes_per_s * chosen.batch_s
+        if before > 0.05 * first.batch_bytes and later < 0.5 * before:
             found.append(
                 f"storage: the first trial read {size(before)} a batch, the chosen one {size(later)}; "
                 "the rest came from the page cache, and a cold pass is slower"

@@ -155,9 +155,8 @@ class Sweep:
                 again, first = row.second_first_batch_s, row.first_batch_s
                 if again < 0.8 * first and first - again >= 0.01:
                     setting = row.setting
-                    self.notes.append(
-                        f"persistent_workers: the first batch of a later pass after {duration(again)} instead of {duration(first)}"
-                    )
+                    gain = f"after {duration(again)} instead of {duration(first)}"
+                    self.notes.append(f"persistent_workers: the first batch of a later pass {gain}")
         return setting
 
     def _prefetch(self, best: Measured) -> Setting:

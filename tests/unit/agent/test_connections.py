@@ -16,9 +16,8 @@ import pytest
 import zmq
 
 from gpuwatch.wire.sockets import ZmqReceiver
-from gpuwatch_agent import connections
-from gpuwatch_agent.connections import Connections
-from gpuwatch_agent.receiver import Receiver
+from gpuwatch_agent import receiver
+from gpuwatch_agent.receiver import Connections, Receiver
 from tests.servers import wait_for
 
 _CHILD = """
@@ -77,7 +76,7 @@ def listening(tmp_path: Path) -> Iterator[Listening]:
 
 
 def test_of_one_process_too_many_connections_are_closed(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_OF_PROCESS", 3)
+    monkeypatch.setattr(receiver, "MOST_OF_PROCESS", 3)
     reasons = []
     for _ in range(5):
         listening.connect()
@@ -93,7 +92,7 @@ def test_of_one_process_too_many_connections_are_closed(listening: Listening, mo
 def test_a_users_process_with_most_connections_makes_room_for_his_others(
     listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_OF_USER", 6)
+    monkeypatch.setattr(receiver, "MOST_OF_USER", 6)
     listening.child(5)
     assert [listening.accept() for _ in range(5)] == [None] * 5
     listening.connect()
@@ -106,7 +105,7 @@ def test_a_users_process_with_most_connections_makes_room_for_his_others(
 def test_one_more_process_of_a_user_with_too_many_is_refused(
     listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_OF_USER", 2)
+    monkeypatch.setattr(receiver, "MOST_OF_USER", 2)
     for _ in range(3):
         listening.child(1)
     assert [listening.accept() is None for _ in range(3)] == [True, True, False]
@@ -135,7 +134,7 @@ def test_most_descriptors_stay_free(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_descriptor_that_is_another_file_by_now_is_left_alone(
     listening: Listening, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_OF_PROCESS", 0)
+    monkeypatch.setattr(receiver, "MOST_OF_PROCESS", 0)
     with socket.create_server(("127.0.0.1", 0)) as http, socket.create_connection(http.getsockname()) as client:
         accepted = http.accept()[0]
         with accepted, (tmp_path / "file").open("w") as file:

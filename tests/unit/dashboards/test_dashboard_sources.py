@@ -15,6 +15,7 @@ from gpuwatch.api.client import Reply
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
+from gpuwatch_dashboards.sources import SharedSource
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
@@ -153,7 +154,7 @@ def test_other_server_on_that_port(body: Any) -> None:
 
 
 def test_a_report_of_a_run_that_was_forgotten_meanwhile_is_a_source_s_error() -> None:
-    source = agent(answering({"runs": []}))
+    source = SharedSource(agent(answering({"runs": []})))
     run = msgspec.convert(RUN, Run)
     with pytest.raises(SourceError, match=r"has no report of resnet50-a: the agent at .* knows no run yet"):
         source.report(run)
