@@ -19,6 +19,7 @@ from gpuwatch.diagnosis.rates import cost_of
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.errors import SourceError
+from gpuwatch.hook.identity import identify
 from gpuwatch.tools.reports.job import job_text, of_runs
 from gpuwatch_agent.exporter import job_samples
 from gpuwatch_agent.runs import ENDED, LOST, Run, read_record
@@ -270,6 +271,22 @@ def test_a_job_is_printed_without_its_gpus_while_the_history_cannot_be_read(monk
     monkeypatch.setattr(Client, "runs", unreadable)
     text = CliRunner().invoke(build(typer), ["report", "--job", "llm-7"])
     assert (text.exit_code, text.stdout) == (0, job_text(asdict(node.only())) + "\n")
+
+
+@pytest.mark.parametrize("given", ["x" * 200, " llm-7 ", "slurm:llm-7", "slurm:" + "x" * 200])
+def test_a_job_is_found_by_the_name_that_its_environment_has(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages have 128 characters of it, without the spaces around it."""
+    node = Node()
+    job = identify({"GPUWATCH_JOB": given.removeprefix("slurm:")}).job
+    attempt(node, 100, 60, first_step=0, job=job, bye=True)
+    monkeypatch.setattr(Client, "caught_up", lambda self: self)
+    monkeypatch.setattr(Client, "jobs", lambda self: node.jobs.views())
+    monkeypatch.setattr(Client, "runs", lambda self, kept: [])
+    text = CliRunner().invoke(build(typer), ["report", "--job", given])
+    assert (text.exit_code, text.stdout.splitlines()[0]) == (
+        0,
+        f"gpuwatch · job {job} · 8.0 s, 1 attempt, 0 interrupted",
+    )
 
 
 def test_the_runs_of_a_job_whatever_its_scheduler_calls_it() -> None:
