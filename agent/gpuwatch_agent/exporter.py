@@ -206,7 +206,7 @@ class Served:
         self._page = Page(())
         self._tick, self._taken, self._idle = 0, 0, _SCRAPED_TICKS
         self._groups: dict[tuple[str, ...], _Group] = {}
-        self._ended: dict[RunKey, tuple[float, int]] = {}
+        self._ended: dict[tuple[str, int, float], tuple[float, int]] = {}  # by run, rank and end: it may end again
 
     def runs(self, runs: Iterable[Run], now_s: float) -> tuple[set[RunKey], set[RunKey]]:
         """Begin a tick: return the keys of the runs that are served, and of those that ended so long ago that only this is.
@@ -223,9 +223,10 @@ class Served:
             if self._full or run.status == RUNNING or run.ended_s is None:
                 whole.add(run.key)
                 continue
-            since_s, taken = former.get(run.key, (now_s if run.status == LOST else run.ended_s, -self._taken))
+            end = (*run.key, run.ended_s)
+            since_s, taken = former.get(end, (now_s if run.status == LOST else run.ended_s, -self._taken))
             taken = 0 if (run.run, str(run.rank)) in waiting else taken + self._taken
-            self._ended[run.key] = since_s, taken
+            self._ended[end] = since_s, taken
             age_s = now_s - since_s
             if age_s < _ENDED_S and taken < _TAKES:
                 whole.add(run.key)

@@ -13,12 +13,12 @@ from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, SourceError, require, usable
 from gpuwatch.formatting import as_json, file_name, harmless
+from gpuwatch.hook.identity import sendable
 from gpuwatch.tools.reports.comparison import Result, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather, last_two
 from gpuwatch.tools.reports.job import job_text, joined, of_runs
 from gpuwatch.tools.reports.model import RunReport, from_json
-from gpuwatch.wire import MAX_NAME
 
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of querying an agent.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write; - for stdout.")]
@@ -145,8 +145,8 @@ def _array_task(name: str) -> list[str]:
 
 def _job(name: str, agent: str, prometheus: str | None) -> dict[str, Any]:
     """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711, 4711_2 a task of an array. Raises: ConfigError."""
-    own = name.removeprefix("slurm:")[:MAX_NAME]  # as messages have it
-    names = [name[:MAX_NAME], own, *_array_task(own)]
+    own = sendable(name.strip().removeprefix("slurm:"))  # as messages have it
+    names = [sendable(name.strip()), own, *_array_task(own)]
     if prometheus is not None:
         site = Prometheus(prometheus)
         whole = next((job for each in names if (job := joined(site, each, time.time())) is not None), None)

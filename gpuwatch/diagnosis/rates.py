@@ -19,7 +19,7 @@ class Cost(msgspec.Struct, frozen=True):
 
     currency: str
     gpus: int
-    per_hour: float  # For all GPUs of the run together.
+    per_hour: float  # For all GPUs of the run together, or its share of them.
     total: float
     states: dict[str, float]
     energy: float | None = None  # Of their energy, no part of `total`. None: not measured, or no price of a kWh.

@@ -121,7 +121,8 @@ def job_text(job: Mapping[str, Any]) -> str:
         lost = f", {job['lost_steps']:,} lost" if job["lost_steps"] else ""
         lines.append(f"  steps   {job['steps']:,}, of which {redone} redone{lost}")
     elif (elsewhere := job.get("redone_elsewhere_steps")) is not None and has_numbers:
-        lines.append(f"  steps   {job['steps']:.0f}, plus {elsewhere:.0f} repeated on another node")
+        again = f", plus {elsewhere:,.0f} repeated on another node" if elsewhere else ""
+        lines.append(f"  steps   {job['steps']:,.0f}{again}")
     lines += held_lines(job)
     if restart := sorted(job.get("restart", {}).items(), key=lambda item: -item[1]):
         lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in restart))

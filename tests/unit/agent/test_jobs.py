@@ -19,6 +19,7 @@ from gpuwatch.diagnosis.rates import cost_of
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.errors import SourceError
+from gpuwatch.hook.identity import identify
 from gpuwatch.tools.reports.job import job_text, of_runs
 from gpuwatch_agent.exporter import job_samples
 from gpuwatch_agent.runs import ENDED, LOST, Run, read_record
@@ -272,6 +273,22 @@ def test_a_job_is_printed_without_its_gpus_while_the_history_cannot_be_read(monk
     assert (text.exit_code, text.stdout) == (0, job_text(asdict(node.only())) + "\n")
 
 
+@pytest.mark.parametrize("given", ["x" * 200, " llm-7 ", "slurm:llm-7", "slurm:" + "x" * 200])
+def test_a_job_is_found_by_the_name_that_its_environment_has(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages have 128 characters of it, without the spaces around it."""
+    node = Node()
+    job = identify({"GPUWATCH_JOB": given.removeprefix("slurm:")}).job
+    attempt(node, 100, 60, first_step=0, job=job, bye=True)
+    monkeypatch.setattr(Client, "caught_up", lambda self: self)
+    monkeypatch.setattr(Client, "jobs", lambda self: node.jobs.views())
+    monkeypatch.setattr(Client, "runs", lambda self, kept: [])
+    text = CliRunner().invoke(build(typer), ["report", "--job", given])
+    assert (text.exit_code, text.stdout.splitlines()[0]) == (
+        0,
+        f"gpuwatch · job {job} · 8.0 s, 1 attempt, 0 interrupted",
+    )
+
+
 def test_the_runs_of_a_job_whatever_its_scheduler_calls_it() -> None:
     node = Node()
     attempt(node, 100, 6, run="slurm-4711.0", job="llm-7")
@@ -296,6 +313,13 @@ def test_where_the_global_step_is_unknown_the_text_asks_for_it() -> None:
     alone = Node()
     attempt(alone, 100, 60)  # nothing came before it
     assert "at most" not in job_text(asdict(alone.only()))
+
+
+@pytest.mark.parametrize(("again", "shown"), [(0.0, ""), (1030.0, ", besides 1,030 done again on another node")])
+def test_the_joined_card_has_the_steps_of_another_node_where_there_are_any(again: float, shown: str) -> None:
+    counted = {"wall_s": 5.0, "steps": 2334.0, "redone_elsewhere_steps": again, "nodes": 1.0, "attempts": 1.0}
+    text = job_text({"job": "a", "states": {"compute": 5.0}, "causes": [], "runs": ["a"], **counted})
+    assert f"  steps   2,334{shown}" in text.splitlines()
 
 
 def test_steps_that_no_later_attempt_has_come_to_again_are_lost() -> None:

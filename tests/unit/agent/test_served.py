@@ -191,6 +191,20 @@ def test_an_ended_run_goes_when_two_scrapes_have_taken_its_end(status: str, said
     assert ticks.whole == {run.key}, "it goes on: an elastic restart"
 
 
+def test_an_attempt_that_began_and_ended_within_a_tick_is_served_until_its_end_was_taken() -> None:
+    """A run that was lost is resumed: no tick has seen it running in between."""
+    ticks, run = Ticks(), Run("r", 0, "boot")
+    ticks.tick(runs=(run,))
+    for status in (LOST, ENDED):
+        run.status, run.ended_s = status, 1000.0 + ticks.time_s
+        for _ in range(2):
+            ticks.tick(runs=(run,))
+            assert ticks.whole == {run.key}
+            ticks.take()
+        ticks.tick(runs=(run,))
+        assert ticks.whole == set()
+
+
 def test_a_run_that_ended_in_a_new_state_goes_when_its_last_values_were_taken() -> None:
     ticks, run = Ticks(), Run("r", 0, "boot")
 

@@ -10,6 +10,7 @@ import pytest
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import Sample
+from gpuwatch.tools.reports.gather import _cost
 from gpuwatch.tools.reports.job import of_runs
 from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors.drivers import DriverCollector, GpuDevice
@@ -153,6 +154,8 @@ def test_the_runs_of_a_shared_gpu_are_charged_for_its_time_once(table: ProcessTa
     assert a.cost.states["compute"] == pytest.approx(0.6 * 25)
     held = [of_runs([run])["gpu_hours"] for run in (a, b)]
     assert [each["all"] * 3600 for each in held] == pytest.approx([25, 15])
+    both = _cost((a, b), Prices(gpu_hour=1800.0))
+    assert both is not None and both.total == pytest.approx(40 / 2)
     kept = runs[20].record()
     assert kept is not None and run_view(read_record(kept), prices).cost == b.cost
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from statistics import median
+
 import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.progress import checkpoint_interval
+from gpuwatch.diagnosis.rules.progress import _daly_s, checkpoint_interval
 from gpuwatch.diagnosis.window import JobFacts, Window
 
 JOB = JobFacts(
@@ -71,3 +74,43 @@ def test_times_that_cannot_be_raise_nothing(field: str, factor: float) -> None:
     found = checkpoint_interval(Window(duration_s=60, job=replace(JOB, **{field: getattr(JOB, field) * factor})))
     if found is not None and found.predicted_range is not None:
         assert 1 <= found.predicted_range[0] <= found.predicted_range[1]
+
+
+def simulated(interval_s: float, save_s: float, mean_s: float, alive_s: float, seed: int) -> tuple[JobFacts, float]:
+    """Run a job that starts in 100 s, saves, and is killed at random: return what it shows, and its share of time in new steps."""
+    chance, kept_s, reached_s = random.Random(seed), 0.0, 0.0
+    trained_s = spent_s = again_s = spent_alive_s = 0.0
+    saves = interruptions = 0
+    while spent_alive_s < alive_s:
+        left_s = min(chance.expovariate(1 / mean_s), alive_s - spent_alive_s)
+        spent_alive_s, left_s, at_s = spent_alive_s + left_s, left_s - 100, kept_s
+        while left_s > 0:
+            step_s = min(interval_s, left_s)
+            again_s += min(max(0.0, reached_s - at_s), step_s)
+            trained_s, at_s, left_s = trained_s + step_s, at_s + step_s, left_s - step_s
+            reached_s = max(reached_s, at_s)
+            if left_s > 0:
+                saves, spent_s, kept_s = saves + 1, spent_s + min(save_s, left_s), at_s if left_s >= save_s else kept_s
+                left_s -= save_s
+        interruptions += spent_alive_s < alive_s
+    facts = JobFacts(interruptions, spent_alive_s, trained_s, saves, spent_s, 100.0 * interruptions, again_s)
+    return facts, reached_s / spent_alive_s
+
+
+@pytest.mark.parametrize(("interval_s", "save_s", "mean_s"), [(1800, 10, 3600), (1800, 30, 3600), (60, 20, 3600)])
+def test_the_gain_is_that_of_a_simulated_job(interval_s: float, save_s: float, mean_s: float) -> None:
+    """Eight interruptions or so are seen; the gain is that of a job a thousand times as long. The range is of 80% of the cases."""
+    _, before = simulated(interval_s, save_s, mean_s, 1e4 * mean_s, 1)
+    within, gains, expected = 0, [], []
+    for seed in range(40):
+        facts, _ = simulated(interval_s, save_s, mean_s, 8 * mean_s, seed)
+        found = checkpoint_interval(Window(duration_s=60, job=facts))
+        if found is None or found.predicted_range is None or found.predicted_speedup is None:
+            continue
+        best_s = _daly_s(facts.save_s / facts.saves, facts.alive_s / facts.interruptions)
+        _, after = simulated(best_s, save_s, mean_s, 1e3 * mean_s, 2)
+        low, high = found.predicted_range
+        within += low - 0.02 <= after / before <= high + 0.02
+        gains, expected = [*gains, found.predicted_speedup], [*expected, after / before]
+    assert len(gains) > 30 and within >= 0.7 * len(gains)
+    assert median(gains) == pytest.approx(median(expected), rel=0.05)
