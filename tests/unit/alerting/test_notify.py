@@ -311,7 +311,7 @@ def test_a_url_that_apprise_does_not_take_is_named_without_its_secrets(url: str)
     pytest.importorskip("apprise")
     with pytest.raises(ConfigError, match="--notify: Apprise does not support") as error:
         apprise_senders([url])
-    assert "host" not in str(error.value).split("take")[1].split(";")[0] or url == "nonsense"
+    assert "host" not in str(error.value).split("support")[1].split(";")[0] or url == "nonsense"
 
 
 def test_allocated_gpu_without_a_process_is_an_alert_after_half_an_hour_and_resolved_when_it_is_used() -> None:
