@@ -71,7 +71,10 @@ def test_every_metric_is_read_by_a_rule_a_panel_a_page_or_a_command() -> None:
         if metric.when not in ("full", "history")
         and read.isdisjoint({metric.name, *(f"{metric.name}_{end}" for end in ("bucket", "sum"))})
     ]
-    assert unread == []
+    assert not unread, (
+        f"nothing reads {', '.join(unread)}: add a panel, a rule or a command that does, "
+        "or give the metric when='history' or when='full' in gpuwatch/metrics.py"
+    )
 
 
 def test_a_threshold_is_a_name_of_the_catalogue() -> None:
