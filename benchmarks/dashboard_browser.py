@@ -127,7 +127,7 @@ def a_fleet(url: str, nodes: int) -> None:
     """Print how long the page "Fleet" takes to show a week, by user and by node, in a browser that was never there."""
     with chromium() as browser:
         for level in ("user", "node", "node"):
-            wanted = (".gw-sentence", ".st-key-panel-fleet_states canvas", "tr[data-holder]")
+            wanted = (".gw-sentence", ".st-key-panel-fleet_states canvas", f".st-key-panel-by_{level} tbody td")
             page, times = opened(
                 lambda: browser.new_context(viewport=DESKTOP).new_page(), f"{url}/fleet?by={level}", *wanted
             )

@@ -165,7 +165,9 @@ def hastened(rules: str) -> str:
     return re.sub(r"\[[12]m\]", "[10s]", re.sub(r"(?m)^  interval: \w+$", "  interval: 2s", rules))
 
 
-def start_prometheus(directory: Path, config_text: str, rules_text: str | None = None) -> Server:
+def start_prometheus(
+    directory: Path, config_text: str, rules_text: str | None = None, options: Sequence[str] = ()
+) -> Server:
     """Start Prometheus with this configuration and wait until it is ready.
 
     `rules_text` becomes `rules.yml` beside the configuration, which has to name it in `rule_files`.
@@ -182,6 +184,7 @@ def start_prometheus(directory: Path, config_text: str, rules_text: str | None =
             f"--config.file={config}",
             f"--storage.tsdb.path={directory / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}",
+            *options,
         ],
         port,
         directory / "prometheus.log",

@@ -34,7 +34,7 @@ Counter = Callable[[float], float]
 def idle_gpu() -> dict[str, Any]:
     """Return a finding about a GPU, as /api/v1/findings has it."""
     return {
-        "run": None, "rank": None, "name": None, "cause": "held_idle", "severity": "warning", "gpu": "7",
+        "run": None, "rank": None, "name": None, "cause": "held_idle", "severity": "warning", "gpu": "GPU-7",
         "title": "GPU 7 is held and idle", "ratio": 1.0, "advice": "End pid 4718 (python) of alice.",
         "evidence": [{"what": "idle", "value": 900, "unit": "s", "text": "no kernel for 15 minutes"}],
         "predicted_speedup": None, "since_s": time.time() - 900,

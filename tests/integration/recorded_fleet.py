@@ -83,16 +83,18 @@ def recorded(shares: list[Share], price: float | None = None, silent: Sequence[s
     return series
 
 
-def write_blocks(series: Series, hours: float, folder: Path, ahead_s: int = 0, ago_s: int = 0) -> None:
+def write_blocks(
+    series: Series, hours: float, folder: Path, ahead_s: int = 0, ago_s: int = 0, drawn: bool = False
+) -> None:
     """Write the series over the last hours, up to `ago_s` ago, into a Prometheus store, with promtool. The folder must not exist yet.
 
-    What is asked for as it is now goes on for `ahead_s` more, for a store that takes long to write.
+    What is asked for as it is now goes on for `ahead_s` more, for a store that takes long to write; `drawn`: its past is there too.
     """
     text = folder.parent / "recorded.om"
     now = int(time.time()) - ago_s
     times = range(now - int(hours * 3600), now + 1, EVERY_S)
     with text.open("w") as file:
-        file.writelines(_lines(series, times, range(now - 600, now + ahead_s + 1, 60)))
+        file.writelines(_lines(series, times, range(times[0] if drawn else now - 600, now + ahead_s + 1, 60)))
     promtool = require("promtool")
     done = subprocess.run(
         [
