@@ -21,6 +21,7 @@ from gpuwatch.host.proc import run_queue_s, stat
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
 OWN = f"{Path(__file__).parents[1].as_posix()}/"
+_WORKER = "/torch/utils/data/_utils/worker.py"
 _REPLACED = f"{OWN}hook/torch/"  # called in place of torch's functions, by whoever calls these
 _FRAMEWORKS = re.compile(
     r"/(?:site|dist)-packages/"
@@ -191,11 +192,12 @@ def _starting(frame: FrameType) -> tuple[str, str, int] | None:
 def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith(OWN) and not code.co_filename.startswith(_REPLACED):
-            return None  # what is above is the loop that asked for a batch
-        if is_users(code.co_filename):
+        file, is_own = code.co_filename, code.co_filename.startswith(OWN) and not code.co_filename.startswith(_REPLACED)
+        if is_own or file.endswith(_WORKER):
+            return None  # what is above is the loop that asked for a batch, or what has forked the worker
+        if is_users(file):
             name: str = getattr(code, "co_qualname", code.co_name)
             function = name.partition(".<locals>.<")[0]  # a lambda is part of its function
-            return code.co_filename, function, frame.f_lineno
+            return file, function, frame.f_lineno
         frame = frame.f_back
     return None

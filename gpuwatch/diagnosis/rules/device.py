@@ -97,7 +97,7 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings", delays_rank="host")
 def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, in the steps of a training on one CPU, the whole process often has nothing to run. Ranks may wait for each other."""
     idle = window.step_idle_ratio

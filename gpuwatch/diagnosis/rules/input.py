@@ -75,6 +75,7 @@ class InputWait:
             self.share,
             Evidence("input wait", self.share, "ratio", text),
             *evidence,
+            *place_evidence(self.window.worker_place if self.window.workers else None, "a worker's fetch"),
             severity=self.severity,
             advice=advice,
             predicted_speedup=gain[1] if gain else bound if bound < _MOST_BOUND else None,
@@ -175,13 +176,17 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     if (empty > 0.5) if empty is not None else (window.fetch_place is None or window.fetch_place.ratio < 0.5):
         return None  # a thread that waits for a core after each wake-up looks as if it worked
     text = "in {} of a fetch the training thread itself works: it unpickles the batch, or changes it"
+    title, place = "taking batches over from the workers takes the training thread's time", window.fetch_place
+    advice = "let the workers return few large tensors (collate and convert there) instead of many Python objects, and do little to a batch"
+    if place is not None and place.ratio >= 0.25:  # a sampler, or a wrapper around the loader
+        title = f"the training thread itself works in a fetch, in {place.function}"
+        advice = f"make {place.function} cheaper, or let the workers do it (dataset, collate_fn)"
     return wait.finding(
-        "taking batches over from the workers takes the training thread's time",
+        title,
         *measured("fetch on CPU", min(1.0, on_cpu), text),
         *place_evidence(window.fetch_place),
         *queue_evidence(window),
-        advice="let the workers return few large tensors (collate and convert there) instead of many Python objects, and do little to a "
-        "batch between loader and step; more workers will not help",
+        advice=f"{advice}; more workers will not help",
     )
 
 
@@ -378,6 +383,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
             evidence += measured("workers blocked on", share, text)
             if kind == SLEEP and share >= thresholds.worker_waiting:
                 title = "loader workers sleep: they wait on a timer (a retry, a rate limit, polling)"
+        if window.worker_place is not None and window.worker_place.ratio >= 0.5 and title.endswith("proven"):
+            title = f"loader workers are slow: most of a fetch is in {window.worker_place.function}"
         if blocked_evidence(window, thresholds, QUEUE, "workers idle", "their queue"):
             advice = (
                 "send fewer and larger tensors, collate in the worker, and leave one core to the training thread: batches are ready, but "
@@ -430,7 +437,7 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
+@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient", delays_rank="host")  # fmt: skip
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass.
 

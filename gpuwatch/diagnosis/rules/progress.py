@@ -6,6 +6,8 @@ from math import expm1, sqrt
 from statistics import median
 from typing import Literal
 
+import msgspec
+
 from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, rule
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
@@ -243,4 +245,7 @@ def _reason(window: Window, kind: Literal["input", "host"], thresholds: Threshol
     """Return what makes the rank late, by the other rules."""
     from gpuwatch.diagnosis.rules import RULES  # it imports this module
 
+    window = msgspec.structs.replace(
+        window, world_size=1
+    )  # a late rank waits for no other one: what it waits for is its own
     return next((reason for each in RULES if each.delays_rank == kind and (reason := each(window, thresholds))), None)

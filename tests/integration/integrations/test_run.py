@@ -134,6 +134,7 @@ def test_a_thread_that_makes_an_optimizer_is_watched_and_its_end_is_the_runs(tmp
     assert (done.code, totals.steps, totals.samples) == (3, 64, 128), done.err
     assert "64 steps" in done.err
 
+
 OWN_LOADERS = """
 import time, torch
 class Augmented(torch.utils.data.DataLoader):
@@ -169,7 +170,7 @@ def test_what_a_loader_s_own_class_does_to_a_batch_is_a_wait_for_it(tmp_path: Pa
     assert totals.steps == 60, done.err
     spent_s = {state: ns / 1e9 for state, ns in totals.states_ns.items()}
     assert 1.2 <= spent_s["input_wait"] <= 1.6, spent_s
-    assert 0.6 <= spent_s["compute"], spent_s
+    assert spent_s["compute"] >= 0.6, spent_s
 
 
 SUBCLASS = """
