@@ -20,7 +20,7 @@ import msgspec
 from gpuwatch.hook.identity import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
-from gpuwatch.hook.worker_frames import worker_place
+from gpuwatch.host.frames import worker_place
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import StepRecord

@@ -23,7 +23,7 @@ from gpuwatch.hook.loader import WatchedLoader, watch_prepared_loaders
 from gpuwatch.hook.metering import BUDGET
 from gpuwatch.hook.session import Session, sigchld_held
 from gpuwatch.hook.transport import RunFacts
-from gpuwatch.hook.worker_frames import sample_worker
+from gpuwatch.host.frames import sample_worker
 from gpuwatch.ledger.events import TOKENS, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import PHASE_STATES
 
