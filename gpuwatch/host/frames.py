@@ -33,9 +33,11 @@ _FRAMEWORKS = re.compile(
 )
 """Never a user's own package, even where the user's code is an installed package itself."""
 _FETCH, _EVERY_S, _WRITE_EVERY = "/torch/utils/data/_utils/fetch.py", 0.05, 8  # of a loader worker that samples itself
-_SLOTS, _SLOT_BYTES = 64, 512
+_SLOTS, _SLOT_BYTES = (
+    64,
+    512,
+)  # of forked processes: a worker's (pid, samples in fetches, place) as JSON in the slot of its pid
 _shared = mmap(-1, _SLOTS * _SLOT_BYTES)
-"""Memory that forked processes share: a worker writes (pid, samples in fetches, place) as JSON into the slot of its pid."""
 _LEAST = 8  # fewer samples than this name no place
 _SWITCH_S = 2e-5
 _LATE_S = 3e-4  # a thread that keeps the interpreter's lock for longer is in one call, which does not give it up
@@ -230,8 +232,8 @@ def _sample(worker: int) -> None:
                 frames.sample(worker, _FETCH)
                 samples += 1
             if number % _WRITE_EVERY == 0 and (place := frames.most_frequent(_FETCH)) is not None:
-                text = json.dumps((os.getpid(), samples, place)).encode()
-                _shared[at : at + _SLOT_BYTES] = text.ljust(_SLOT_BYTES)[:_SLOT_BYTES]
+                text = json.dumps((os.getpid(), samples, place)).encode().ljust(_SLOT_BYTES)
+                _shared[at : at + _SLOT_BYTES] = text[:_SLOT_BYTES]
 
 
 def worker_place(pids: Sequence[int]) -> Place | None:

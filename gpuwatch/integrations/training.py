@@ -60,8 +60,8 @@ class Training:
 
     def fetch(self, request: Callable[..., T], *args: Any) -> T:
         """Return `request(*args)`: the next batch. The time is a wait for data; a step that has trained ends here."""
-        if self._phases and not self._disabled and get_ident() == self._thread:  # an evaluation, which may wait for data itself
-            with self.data:
+        if self._phases and not self._disabled and get_ident() == self._thread:
+            with self.data:  # an evaluation's, which stays one
                 return request(*args)
         if not self.is_input():
             return request(*args)

@@ -212,7 +212,7 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
     here = f" ({len(ranks)} of {world} compared)" if window.summaries else " on this node"
     here = "" if world == len(ranks) else here
     gains = [round(step_s / (step_s - gain_s), 2)] if 0 < gain_s < step_s else []
-    gains += [reason.predicted_speedup] if reason is not None and reason.predicted_speedup is not None else []
+    gains += [reason.predicted_speedup] if reason and reason.predicted_speedup is not None and kind == "input" else []
     cost_s = (world - 1) * excess_s
     waiting = "1 rank waits" if world == 2 else f"{world - 1} ranks wait"
     longer = f"its {'wait for data' if kind == 'input' else 'time before communication'} is {duration(excess_s)} a step longer than that of the other ranks, {percent(excess_s / step_s)} of the step"
