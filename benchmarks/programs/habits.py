@@ -135,7 +135,7 @@ class Sharded(IterableDataset[Any]):
             yield jpeg(index)
 
 
-@program("input_cpu", "input_cpu_saturated")
+@program("input_cpu_saturated")
 def sharded_by_worker(clock: Clock) -> None:
     """An IterableDataset that each of two workers reads a part of."""
     train(clock, DataLoader(Sharded(), batch_size=32, num_workers=workers(2)), step_of(mlp()))
@@ -258,14 +258,14 @@ def pool_of_tokenizers(clock: Clock) -> None:
             clock.done()
 
 
-@program("input_single_process", "epoch_start_pause")
+@program("input_single_process")
 def cache_that_warms_up(clock: Clock) -> None:
     """Items that are decoded once: the first pass is slow, later ones are not."""
     cached = functools.lru_cache(None)(lambda i: image(i, cpu_s=0.001))
     train(clock, made(cached, 32, count=1600), step_of(conv_net(32)))
 
 
-@program("epoch_start_pause", "input_cpu", "input_cpu_saturated")
+@program("epoch_start_pause")
 def loader_for_each_epoch(clock: Clock) -> None:
     """A function that makes a loader with workers for each pass."""
 
@@ -311,7 +311,7 @@ def infinite_generator(clock: Clock) -> None:
         clock.done()
 
 
-@program("outside_torch", "step_waits", says="augment|decode", clocked=False)
+@program("outside_torch", says="augment|decode", clocked=False)
 def augmented_in_the_loop(clock: Clock) -> None:
     """A loader that keeps up, and augmentation on the CPU after it, in the training thread."""
     step = step_of(conv_net())

@@ -190,7 +190,7 @@ def one_worker_decodes(clock: Clock) -> None:
     train(clock, made(jpeg, given=1), step_of(mlp()))
 
 
-@program("input_cpu_saturated", "input_cpu")
+@program("input_cpu_saturated")
 def four_workers_decode(clock: Clock) -> None:
     """More workers than this machine has cores, all of them decoding."""
     train(clock, made(jpeg, given=4), step_of(mlp()))
@@ -242,7 +242,7 @@ def remote_items(clock: Clock) -> None:
     train(clock, gpuwatch.watch(made(remote, 8)), step_of(conv_net()))
 
 
-@program("input_unexplained", "input_sleeps", agent=True)
+@program("input_unexplained", agent=True, says="sleep")
 def remote_items_two_workers(clock: Clock) -> None:
     """The same with two workers, which sleep."""
     train(clock, made(lambda i: image(i, wait_s=0.01), 16, given=2), step_of(conv_net()))
@@ -308,7 +308,7 @@ def same_order(i: int) -> Any:
     return image(i, wait_s=0.3 if i % 97 == 0 else 0.0)
 
 
-@program("input_single_process", "input_slow_items")
+@program("input_single_process")
 def rare_slow_items(clock: Clock) -> None:
     """Most items are there at once; one in a hundred takes 300 ms."""
     train(clock, made(same_order, 16), step_of(conv_net()))
@@ -384,7 +384,7 @@ def cycled_iterator(clock: Clock) -> None:
         clock.done()
 
 
-@program("input_single_process", "epoch_start_pause", "input_new_iterator")
+@program("epoch_start_pause", says="new iterator")
 def next_iter_each_step(clock: Clock) -> None:
     """`next(iter(loader))` at each step, which makes an iterator and a permutation of all indices."""
     step = step_of(conv_net())
@@ -413,13 +413,13 @@ def lines() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield rows.float().view(32, 1, 28, 28), rows[:, 0] % 10
 
 
-@program("input_unexplained", "input_fetch", run=False, says="tokenize|lines")
+@program("input_unexplained", run=False, says=r"fetch\s+is\s+in\s+(tokenize|lines)")
 def generator_of_batches(clock: Clock) -> None:
     """No DataLoader: a generator makes batches in the training thread."""
     train(clock, gpuwatch.watch(lines()), step_of(conv_net()))
 
 
-@program("outside_torch", "input_unexplained", "input_fetch", says="tokenize|lines")
+@program("outside_torch", says=r"in\s+(tokenize|lines)")
 def generator_under_run(clock: Clock) -> None:
     """The same, unchanged."""
     train(clock, lines(), step_of(conv_net()))
@@ -461,7 +461,7 @@ def tar_shards(clock: Clock) -> None:
         train(clock, DataLoader(Tars(folder), batch_size=32, num_workers=workers(0)), step_of(mlp()))
 
 
-@program("input_unexplained", "input_fetch", "input_single_process")
+@program("input_single_process", says=r"loader\s+over\s+Items")
 def zip_fast_and_slow(clock: Clock) -> None:
     """Two loaders, of labelled and unlabelled images: the second one waits."""
     step = step_of(conv_net())
@@ -543,13 +543,13 @@ def prefetch_thread_healthy(clock: Clock) -> None:
     train(clock, in_thread(made(lambda i: image(i, wait_s=0.0002), 16)), step_of(conv_net(48)))
 
 
-@program("outside_torch", "input_unexplained", "input_fetch", "input_single_process", clocked=False)
+@program("outside_torch", clocked=False, says="num_workers=0")
 def prefetch_thread_slow(clock: Clock) -> None:
     """The same, too slow."""
     train(clock, in_thread(made(lambda i: image(i, wait_s=0.003), 16)), step_of(mlp()))
 
 
-@program("input_unexplained", "input_fetch", "input_single_process", run=False)
+@program("input_unexplained", run=False, says=r"fetch\s+is\s+in\s+(decode|jpeg|image|graphs_of_images)")
 def torchdata_nodes(clock: Clock) -> None:
     """torchdata's nodes, in this process."""
     from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper
@@ -591,7 +591,7 @@ def index_at_each_pass(clock: Clock) -> None:
         train_pass(clock, DataLoader(Opening(cheap, 1600), batch_size=32, num_workers=2), step_of(conv_net()))
 
 
-@program("epoch_start_pause", "first_batch")
+@program("epoch_start_pause", says="the first batch takes long")
 def slow_first_batch(clock: Clock) -> None:
     """One pass; its first batch takes three seconds (an index is built), all others nothing."""
     built: list[int] = []
@@ -615,7 +615,7 @@ def records(items: list[Any]) -> Any:
     return torch.stack([x for x, _ in items]), rows
 
 
-@program("input_handover", "input_unexplained", says="unpickl|tak(es|ing) (them|batches|a batch)")
+@program("input_handover", says="unpickl")
 def unpickling(clock: Clock) -> None:
     """Batches of 48,000 small objects: the training thread is busy with unpickling them."""
     step = step_of(mlp())
@@ -641,7 +641,7 @@ def _train_on_photos(clock: Clock, given: int) -> None:
     train(clock, made(lambda i: (torch.rand(3, 416, 416), i % 10), 16, given=given), step)
 
 
-@program("input_cpu", "input_cpu_saturated", "input_unexplained", "input_handover")
+@program("input_cpu_saturated")
 def big_batches(clock: Clock) -> None:
     """Batches of 33 MB, made by two workers."""
     _train_on_photos(clock, given=2)

@@ -79,7 +79,7 @@ def nanogpt_tokenizing(clock: Clock) -> None:
     _gpt(clock, get_batch_from_text)
 
 
-@program("input_unexplained", "input_fetch", run=False, says="tokenize|get_batch_from_text")
+@program("input_unexplained", run=False, says=r"fetch\s+is\s+in\s+(tokenize|get_batch_from_text)")
 def nanogpt_declared(clock: Clock) -> None:
     """The same with two lines: where a step ends, and where it waits for data."""
     watch = gpuwatch.Watch()

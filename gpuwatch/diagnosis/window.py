@@ -186,6 +186,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     worker_cpu_ratios: tuple[float, ...] | None = None  # CPU use of each loader worker, 1.0 = one core busy
     worker_busy_ratios: tuple[float, ...] | None = None  # the same with time in the run queue: more on a full node
     worker_waits: Mapping[str, float] | None = None  # share of samples blocked on each of `host.blocked.WAITS`; sum 1
+    worker_place: Place | None = None  # the user's code that the workers' fetches are most often in
     worker_private_bytes: int | None = None  # memory of one loader worker that it shares with no other process
     host: HostFacts = HostFacts()
     gpus: tuple[GpuFacts, ...] = ()

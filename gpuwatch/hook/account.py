@@ -20,6 +20,7 @@ import msgspec
 from gpuwatch.hook.identity import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
+from gpuwatch.host.frames import worker_place
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import StepRecord
@@ -302,6 +303,7 @@ class Accounts:
             worker_cpu_ratios=self.watcher.workers.ratios(),
             worker_busy_ratios=self.watcher.workers.ratios(busy=True),
             worker_waits=self.watcher.workers.waits(),
+            worker_place=worker_place(self.loader.worker_pids if self.loader else ()),
             worker_private_bytes=self.watcher.workers.private_bytes,
             host=self.watcher.facts(),
             gpus=() if self.own_gpu is None else self.own_gpu.facts(),

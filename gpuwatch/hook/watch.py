@@ -23,6 +23,7 @@ from gpuwatch.hook.loader import WatchedLoader, watch_prepared_loaders
 from gpuwatch.hook.metering import BUDGET
 from gpuwatch.hook.session import Session, sigchld_held
 from gpuwatch.hook.transport import RunFacts
+from gpuwatch.host.frames import sample_worker
 from gpuwatch.ledger.events import TOKENS, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import PHASE_STATES
 
@@ -327,6 +328,7 @@ def forget_in_child() -> None:
     _made = 0
     for each in list(open_watches):
         each.session.abandon()
+        each.session.guard(sample_worker, "sampling a loader worker")
     open_watches.clear()
 
 

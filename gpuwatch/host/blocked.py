@@ -9,6 +9,7 @@ import platform
 import struct
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -71,6 +72,12 @@ def blocked_on(pid: int, state: str, procfs: Path = proc.PROC) -> str:
     place = f"{procfs}/{pid}"
     syscall = "" if state in ("R", "D") else proc.text_of(f"{place}/syscall")
     found = classify(state, syscall)
+    if (
+        found == LOCK
+    ):  # another process has it, or a thread of this one, such as a pool's, which waits for something itself
+        with suppress(OSError):
+            threads = (proc.text_of(each / "syscall") for each in Path(f"{place}/task").iterdir())
+            return next((wait for each in threads if (wait := classify("S", each)) not in (LOCK, OTHER)), LOCK)
     return _polled(place, syscall.split()) if found == NETWORK and syscall.split()[0] in _POLLS else found
 
 

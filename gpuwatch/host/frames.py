@@ -1,19 +1,23 @@
-"""Which function of the user's own a thread is in. Used on py-spy's samples of other processes, and by the hook on its own process."""
+"""Which function of the user's own a thread is in. Used on py-spy's samples of other processes, by the hook on its own process, and by loader
+workers that are forked from that on themselves."""
 
+import json
+import os
 import re
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dis import opname
 from functools import cache
+from mmap import mmap
 from pathlib import Path, PurePosixPath
 from random import random
 from traceback import walk_stack
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import run_queue_s, stat
@@ -21,12 +25,19 @@ from gpuwatch.host.proc import run_queue_s, stat
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
 OWN = f"{Path(__file__).parents[1].as_posix()}/"
+_WORKER = "/torch/utils/data/_utils/worker.py"
 _REPLACED = f"{OWN}hook/torch/"  # called in place of torch's functions, by whoever calls these
 _FRAMEWORKS = re.compile(
     r"/(?:site|dist)-packages/"
     r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
 )
 """Never a user's own package, even where the user's code is an installed package itself."""
+_FETCH, _EVERY_S, _WRITE_EVERY = "/torch/utils/data/_utils/fetch.py", 0.05, 8  # of a loader worker that samples itself
+_SLOTS, _SLOT_BYTES = (
+    64,
+    512,
+)  # of forked processes: a worker's (pid, samples in fetches, place) as JSON in the slot of its pid
+_shared = mmap(-1, _SLOTS * _SLOT_BYTES)
 _LEAST = 8  # fewer samples than this name no place
 _SWITCH_S = 2e-5
 _LATE_S = 3e-4  # a thread that keeps the interpreter's lock for longer is in one call, which does not give it up
@@ -191,11 +202,45 @@ def _starting(frame: FrameType) -> tuple[str, str, int] | None:
 def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith(OWN) and not code.co_filename.startswith(_REPLACED):
-            return None  # what is above is the loop that asked for a batch
-        if is_users(code.co_filename):
+        file, is_own = code.co_filename, code.co_filename.startswith(OWN) and not code.co_filename.startswith(_REPLACED)
+        if is_own or file.endswith(_WORKER):
+            return None  # what is above is the loop that asked for a batch, or what has forked the worker
+        if is_users(file):
             name: str = getattr(code, "co_qualname", code.co_name)
             function = name.partition(".<locals>.<")[0]  # a lambda is part of its function
-            return code.co_filename, function, frame.f_lineno
+            return file, function, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def sample_worker() -> None:
+    """Sample this process from now on, if it was forked just now to be a worker of a torch loader. Raises: RuntimeError."""
+    codes = (frame.f_code for frame, _ in walk_stack(sys._getframe()))
+    if any(code.co_name == "__init__" and code.co_filename.endswith("dataloader.py") for code in codes):
+        threading.Thread(target=_sample, args=(threading.get_ident(),), daemon=True).start()
+
+
+def _sample(worker: int) -> None:
+    frames, at, samples, number, never = OwnFrames(), os.getpid() % _SLOTS * _SLOT_BYTES, 0, 0, threading.Event()
+    with suppress(Exception):  # the worker goes on without
+        while True:
+            number += 1
+            never.wait(
+                _EVERY_S * (0.5 + 0.618 * number % 1)
+            )  # in no rhythm of fetches; for `blocked_on` this is no sleep
+            if any(_FETCH in each.f_code.co_filename for each, _ in walk_stack(sys._current_frames()[worker])):
+                frames.sample(worker, _FETCH)
+                samples += 1
+            if number % _WRITE_EVERY == 0 and (place := frames.most_frequent(_FETCH)) is not None:
+                text = json.dumps((os.getpid(), samples, place)).encode().ljust(_SLOT_BYTES)
+                _shared[at : at + _SLOT_BYTES] = text[:_SLOT_BYTES]
+
+
+def worker_place(pids: Sequence[int]) -> Place | None:
+    """Return the function that the fetches are most often in of the worker, of these, that fetches most; None where that is not known."""
+    found: list[tuple[int, list[Any]]] = [(0, [])]
+    for at in range(0, len(_shared), _SLOT_BYTES):
+        with suppress(ValueError):  # empty, or being written
+            pid, samples, place = json.loads(_shared[at : at + _SLOT_BYTES].rstrip(b"\0"))
+            found += [(samples, place)] if pid in pids else []
+    return Place(*most) if (most := max(found)[1]) else None

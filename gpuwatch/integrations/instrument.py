@@ -129,7 +129,13 @@ def _watch_iteration(loader_class: Any) -> None:
             return original(self)
         return iter(watched)
 
+    def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
+        super(loader_class, cls).__init_subclass__(**kwargs)
+        if cls.__module__ not in _FOR_OTHERS and not hasattr(vars(cls).get("__iter__", __iter__), "__wrapped__"):
+            _watch_iteration(cls)  # what its own `__iter__` does to a batch is a part of the wait
+
     loader_class.__iter__ = __iter__
+    loader_class.__init_subclass__ = classmethod(__init_subclass__)
 
 
 class _Original(LoaderAround):

@@ -60,6 +60,9 @@ class Training:
 
     def fetch(self, request: Callable[..., T], *args: Any) -> T:
         """Return `request(*args)`: the next batch. The time is a wait for data; a step that has trained ends here."""
+        if self._phases and not self._disabled and get_ident() == self._thread:
+            with self.data:  # an evaluation's, which stays one
+                return request(*args)
         if not self.is_input():
             return request(*args)
         if self._stepping and not self._trained:  # a batch ahead, or one more of the same step

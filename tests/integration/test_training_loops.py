@@ -210,3 +210,27 @@ def test_the_queue_of_ready_batches_tells_workers_that_keep_up_from_those_that_d
 
     assert share_empty(item_s=0.06, step_s=0.0) > 0.6
     assert share_empty(item_s=0.0, step_s=0.05) < 0.4
+
+
+class Decoded(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return self.decode(index)
+
+    def decode(self, index: int) -> Any:
+        time.sleep(self.item_s)
+        return torch.full((4,), float(index))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_forked_workers_name_the_function_that_their_fetches_are_in(watch: Watch, context: str) -> None:
+    loader = DataLoader(Decoded(80, 0.025), batch_size=4, num_workers=2, multiprocessing_context=context)
+    assert [float(batch[0, 0]) for batch in watch.steps(loader)] == [4.0 * number for number in range(20)]
+    window, _, _ = watch._publisher._window(closed=False)
+    if context == "spawn":  # it does not import this package for that
+        assert window.worker_place is None
+        return
+    place = window.worker_place
+    assert place is not None and place.function.endswith("Decoded.decode") and place.ratio > 0.7, place
+    assert place.file == __file__ and place.line == Decoded.decode.__code__.co_firstlineno + 1
+    others = [each for each in watch.report().findings if each.cause.startswith("input")]
+    assert "of a worker's fetch is in Decoded.decode (test_training_loops.py" in str(others)

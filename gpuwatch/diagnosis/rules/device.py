@@ -103,7 +103,9 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@no_alert("move blocking calls out of the step, into a thread or to every N steps", stacks="training")
+@no_alert(
+    "move blocking calls out of the step, into a thread or to every N steps", stacks="training", delays_rank="host"
+)
 def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when no thread of a CPU training is runnable in ≥ `step_idle` of a step, ≥ `input_share` of all time."""
     idle = window.step_idle_ratio

@@ -79,6 +79,7 @@ class InputWait:
             self.share,
             Evidence("input wait", self.share, "ratio", text),
             *evidence,
+            *place_evidence(self.window.worker_place if self.window.workers else None, "a worker's fetch"),
             severity=self.severity,
             advice=advice,
             predicted_speedup=gain[1] if gain else bound if bound < _MOST_BOUND else None,
@@ -183,13 +184,18 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     if (empty > 0.5) if empty is not None else (window.fetch_place is None or window.fetch_place.ratio < 0.5):
         return None  # a thread that waits for a core after each wake-up looks as if it worked
     text = "the training thread is on the CPU for {} of a fetch: it unpickles or modifies the batch"
+    title, place = "receiving batches from the workers is expensive in the training thread", window.fetch_place
+    advice = "return few large tensors from the workers (collate and convert there) instead of many Python objects, and do little to a "
+    advice += "batch between loader and step"
+    if place is not None and place.ratio >= 0.25:  # a sampler, or a wrapper around the loader
+        title = f"the training thread itself works in a fetch, in {place.function}"
+        advice = f"make {place.function} cheaper, or let the workers do it (dataset, collate_fn)"
     return wait.finding(
-        "receiving batches from the workers is expensive in the training thread",
+        title,
         *measured("fetch on CPU", min(1.0, on_cpu), text),
-        *place_evidence(window.fetch_place),
+        *place_evidence(place),
         *queue_evidence(window),
-        advice="return few large tensors from the workers (collate and convert there) instead of many Python objects, and do little to a "
-        "batch between loader and step; more workers will not help",
+        advice=f"{advice}; more workers will not help",
     )
 
 
@@ -391,6 +397,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
             evidence += measured("workers blocked on", share, text)
             if kind == SLEEP and share >= thresholds.worker_waiting:
                 title = "loader workers sleep: they wait on a timer (a retry, a rate limit, polling)"
+        if window.worker_place is not None and window.worker_place.ratio >= 0.5 and title.endswith("proven"):
+            title = f"loader workers are slow: most of a fetch is in {window.worker_place.function}"
         if blocked_evidence(window, thresholds, QUEUE, "workers idle", "their queue"):
             advice = (
                 "send fewer and larger tensors, collate in the worker, and leave one core to the training thread: batches are ready, but "
@@ -443,7 +451,10 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@lone("run environments in parallel, or move the code into the workers", stacks="training", alert="RunInefficient")
+@lone(
+    "run environments in parallel, or move the code into the workers",
+    stacks="training", alert="RunInefficient", delays_rank="host",
+)  # fmt: skip
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when no loader is watched, and ≥ `input_share` of the time is between an optimizer step and the next forward
     pass. Or, on a CPU, between forward passes without gradients (an environment); or ≥ `phase_share` outside of steps

@@ -6,6 +6,8 @@ from math import expm1, sqrt
 from statistics import median
 from typing import Literal
 
+import msgspec
+
 from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, lone
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
@@ -205,7 +207,7 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
     here = f" ({len(ranks)} of {world} compared)" if window.summaries else " on this node"
     here = "" if world == len(ranks) else here
     gains = [round(step_s / (step_s - gain_s), 2)] if 0 < gain_s < step_s else []
-    gains += [reason.predicted_speedup] if reason is not None and reason.predicted_speedup is not None else []
+    gains += [reason.predicted_speedup] if reason and reason.predicted_speedup is not None and kind == "input" else []
     cost_s = (world - 1) * excess_s
     waiting = "1 rank waits" if world == 2 else f"{world - 1} ranks wait"
     longer = f"its {'wait for data' if kind == 'input' else 'time before communication'} is {duration(excess_s)} a step longer than that of the other ranks, {percent(excess_s / step_s)} of the step"
@@ -238,4 +240,7 @@ def _reason(window: Window, kind: Literal["input", "host"], thresholds: Threshol
     """Return what makes the rank late, by the other rules."""
     from gpuwatch.diagnosis.rules import RULES  # it imports this module
 
+    window = msgspec.structs.replace(
+        window, world_size=1
+    )  # a late rank waits for no other one: what it waits for is its own
     return next((reason for each in RULES if each.delays_rank == kind and (reason := each(window, thresholds))), None)

@@ -42,6 +42,15 @@ def test_sanity_checks_and_validation_inside_an_epoch_are_no_training_input(trut
     near(report, truth)
 
 
+def test_what_a_validation_waits_for_data_is_known_and_stays_evaluation(truth: w.Truth, tmp_path: Path) -> None:
+    """The advice was to evaluate half as often, for a validation that waited for its loader all the time."""
+    with gpuwatch.Watch(quiet=True) as watch:
+        fit_lightning(truth, tmp_path, [GpuWatchCallback(watch)], max_epochs=1, val_check_interval=0.5)
+        report, waited_s = watch.report(), watch._publisher._totals().eval_wait_ns / 1e9
+    assert 2 * w.EVAL_BATCHES * w.BATCH_SIZE * 0.001 <= waited_s < 0.5 * truth.spent_s["eval"]
+    near(report, truth)
+
+
 def test_a_loader_without_length_is_fetched_a_batch_ahead(truth: w.Truth, tmp_path: Path) -> None:
     loader = DataLoader(w.Stream(truth, w.BATCHES * w.BATCH_SIZE), batch_size=w.BATCH_SIZE)
     report, _ = fit(truth, tmp_path, loader=loader, max_epochs=2)

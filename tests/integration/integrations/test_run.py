@@ -135,6 +135,44 @@ def test_a_thread_that_makes_an_optimizer_is_watched_and_its_end_is_the_runs(tmp
     assert "64 steps" in done.err
 
 
+OWN_LOADERS = """
+import time, torch
+class Augmented(torch.utils.data.DataLoader):
+    def __iter__(self):
+        for (batch,) in super().__iter__():
+            time.sleep(0.02)
+            yield batch + 1
+class Augmented(Augmented):
+    def __iter__(self):
+        yield from super().__iter__()
+class Repeated(torch.utils.data.DataLoader):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.iterator = super().__iter__()
+    def __iter__(self):
+        for _ in range(len(self)):
+            time.sleep(0.02)
+            yield next(self.iterator)[0]
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for loader in (Augmented, Repeated):
+    for batch in loader(torch.utils.data.TensorDataset(torch.ones(60, 4)), batch_size=2):
+        model(batch).sum().backward()
+        optimizer.step()
+        time.sleep(0.01)
+"""
+
+
+def test_what_a_loader_s_own_class_does_to_a_batch_is_a_wait_for_it(tmp_path: Path) -> None:
+    done = run(tmp_path, [sys.executable, "-c", OWN_LOADERS])
+    assert done.code == 0, done.err
+    (totals,) = done.totals
+    assert totals.steps == 60, done.err
+    spent_s = {state: ns / 1e9 for state, ns in totals.states_ns.items()}
+    assert 1.2 <= spent_s["input_wait"] <= 1.6, spent_s
+    assert spent_s["compute"] >= 0.6, spent_s
+
+
 SUBCLASS = """
 import torch
 from ignite.engine import Engine

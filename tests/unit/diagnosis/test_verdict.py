@@ -78,6 +78,16 @@ def test_an_evaluation_is_not_starvation() -> None:
     assert (verdict.state, verdict.sentence) == ("eval", "evaluation takes 50% of the time")
 
 
+def test_a_run_that_mostly_compiles_is_not_healthy() -> None:
+    """It was "healthy: 2.3% of the time is compute, the input keeps up"."""
+    often = steps(100, 0.001, 0.03)
+    verdict = give_verdict(window(often, states_s=states(often, compile=96.9)))
+    assert (verdict.state, verdict.ratio) == ("other", pytest.approx(0.969))
+    assert verdict.sentence.startswith("torch.compile takes 97% of the time; if not at the start alone:")
+    once = steps(100, 0.001, 0.999)
+    assert give_verdict(window(once, states_s=states(once, compile=10.0))).state == "compute"
+
+
 def test_a_run_that_is_stalled_now_is_stalled_whatever_it_did_before() -> None:
     verdict = give_verdict(replace(HEALTHY, stalled_s=200.0))
     assert (verdict.state, verdict.sentence) == ("stalled", "stalled: no training step for 3m 20s")

@@ -48,6 +48,20 @@ def test_files_of_a_process(tmp_path: Path) -> None:
     assert waits.blocked_on(11, "S", tmp_path) == ("lock" if platform.machine() == "x86_64" else "other")
 
 
+def test_a_wait_for_a_thread_of_its_own_is_what_that_waits_for(tmp_path: Path) -> None:
+    """A pool of threads that download, in each worker: "wait for a lock … more workers will not help"."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the numbers are x86-64's")
+    for thread, call in ((11, "202 0x7f"), (12, "202 0x7f"), (13, "45 0x5 0x0")):
+        place = tmp_path / f"11/task/{thread}"
+        place.mkdir(parents=True)
+        (place / "syscall").write_text(call)
+    (tmp_path / "11/syscall").write_text("202 0x7f 0x0")
+    assert waits.blocked_on(11, "S", tmp_path) == "network"
+    (place / "syscall").write_text("202 0x7f 0x0")
+    assert waits.blocked_on(11, "S", tmp_path) == "lock"
+
+
 def test_shares_of_waits_need_enough_samples(tmp_path: Path) -> None:
     workers = waits.Workers(window_s=10.0, keep=8)
     (tmp_path / "7").mkdir()

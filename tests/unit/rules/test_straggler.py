@@ -11,6 +11,7 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.progress import straggler, summary_of
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import RankFacts, Window
+from gpuwatch.host.frames import Place
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED
 
@@ -52,6 +53,21 @@ def test_slow_code_is_seen_where_the_wait_for_others_was_measured_only() -> None
     unmeasured = tuple(replace(each, comm_wait_s=None) for each in SLOW_CODE)
     assert straggler(of(1, *unmeasured)) is None
     assert straggler(of(1, SLOW_CODE[0], unmeasured[1])) is None, "all ranks must have measured it"
+
+
+def test_what_a_late_rank_does_or_waits_for_outside_of_torch_is_named() -> None:
+    """It was: check the host of rank 1, code that only this rank runs; though rank 1 knew the function."""
+    place = Place("debug_check", "/me/train.py", 8, 0.6)
+    finding = straggler(replace(of(1, *SLOW_CODE), python_place=place))
+    assert finding is not None and finding.advice.startswith("on rank 1: make it cheaper")
+    assert "most of it in debug_check (train.py:8)" in str(finding.evidence)
+    finding = straggler(replace(of(1, *SLOW_CODE), step_idle_ratio=0.8, step_place=place))
+    assert finding is not None and finding.advice.startswith("on rank 1: move what waits out of the step")
+    assert finding.because == ("step_waits",)
+    assert finding.predicted_speedup == 1.96, (
+        "by the ranks' steps: the reason's own share is that of a run with its start-up"
+    )
+    assert "step_waits" not in [each.cause for each in diagnose(replace(of(0, *SLOW_CODE), step_idle_ratio=0.8))]
 
 
 def test_ranks_of_other_nodes_wait_too_but_were_not_compared() -> None:

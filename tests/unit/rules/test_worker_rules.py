@@ -194,6 +194,33 @@ def test_a_training_thread_that_unpickles_is_the_handover() -> None:
     assert input_handover(replace(wrapped, fetch_place=Place("normalize", "/me/data.py", 3, 0.8))) is not None
 
 
+def test_a_sampler_s_own_time_is_no_handover_of_batches() -> None:
+    """A sampler that sorts all scores for each batch: "it unpickles the batch", and advice to return large tensors."""
+    sampling = replace(STARVED, fetch_cpu_ratio=0.9, empty_fetch_ratio=0.1, worker_cpu_ratios=(0.2,) * 4)
+    finding = input_handover(replace(sampling, fetch_place=Place("Miner.mine", "/me/data.py", 3, 0.32)))
+    assert finding is not None and finding.title == "the training thread itself works in a fetch, in Miner.mine"
+    assert finding.advice.startswith("make Miner.mine cheaper") and "tensors" not in finding.advice
+
+
+def test_the_function_that_workers_spend_their_fetches_in_is_named() -> None:
+    """Without an agent it was not known, and a wait for workers that neither compute nor sleep measurably "not proven"."""
+    place = Place("Tokenizer.encode", "data.py", 41, 0.64)
+    for cpu, host, cause in (
+        (0.02, HostFacts(), "input_unexplained"),
+        (0.95, HostFacts(cpu_cores=2, cpu_busy_ratio=0.97), "input_cpu_saturated"),
+        (0.95, HostFacts(cpu_cores=16, cpu_busy_ratio=0.3), "input_cpu"),
+    ):
+        named = replace(STARVED, worker_cpu_ratios=(cpu,) * 4, host=host, worker_place=place)
+        (finding,) = (each for each in diagnose(named) if each.cause == cause)
+        assert finding.evidence[-1].text == "64% of a worker's fetch is in Tokenizer.encode (data.py:41)"
+        assert ("Tokenizer.encode" in finding.title) == (cause == "input_unexplained")
+    rare = replace(STARVED, worker_cpu_ratios=(0.02,) * 4, worker_place=place._replace(ratio=0.4))
+    (finding,) = (each for each in diagnose(rare) if each.cause == "input_unexplained")
+    assert finding.title.endswith("the reason is not proven")
+    alone = replace(STARVED, loader=Loader(num_workers=0), worker_place=place)
+    assert "worker's fetch" not in str(diagnose(alone)), "of an earlier loader"
+
+
 def test_more_workers_are_only_said_not_to_help_where_the_cores_are_full() -> None:
     """At 76% of the cores they were said not to help, and did: 1.27×."""
     given = replace(STARVED, worker_cpu_ratios=(0.95,) * 4)
