@@ -1,6 +1,6 @@
 """What it costs to forward a fleet's series to another store: the middle layer of ten thousand nodes.
 
-    python benchmarks/scale_forward.py --nodes 1000 5000 > forward.md
+    python benchmarks/scale_forward.py --nodes 1000 --minutes 2 --scrape 15
 
 For each number of nodes and each way, `python -m benchmarks.simulation` is scraped for `--minutes` and written to a real VictoriaMetrics:
 
