@@ -328,7 +328,8 @@ def forget_in_child() -> None:
     _made = 0
     for each in list(open_watches):
         each.session.abandon()
-        each.session.guard(sample_worker, "sampling a loader worker")
+    for first in open_watches[:1]:
+        first.session.guard(sample_worker, "sampling a loader worker")
     open_watches.clear()
 
 

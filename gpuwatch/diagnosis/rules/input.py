@@ -209,7 +209,9 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     wait, ratios = input_wait(window, thresholds), window.busy_ratios
     if wait is None or (window.workers or 0) < 2 or (ratios and min(ratios) >= thresholds.worker_sleeping):
         return None  # where none of them waits for another one, they only take turns on the cores
-    ratio, text = window.out_of_order_ratio, "in {} of the waits other workers already had later batches ready"
+    empty, text = window.empty_fetch_ratio, "in {} of the waits other workers already had later batches ready"
+    is_often = empty is None or empty >= 0.5 / (window.workers or 1)  # it makes one batch of each round
+    ratio = window.out_of_order_ratio if is_often else None
     evidence, ahead = measured("out of order", ratio, text), (ratio or 0.0) >= thresholds.worker_ahead
     if len(ratios) >= 3 and window.workers == len(ratios):
         busiest, *others = sorted(ratios, reverse=True)

@@ -315,7 +315,7 @@ def test_where_the_global_step_is_unknown_the_text_asks_for_it() -> None:
     assert "at most" not in job_text(asdict(alone.only()))
 
 
-@pytest.mark.parametrize(("again", "shown"), [(0.0, ""), (1030.0, ", besides 1,030 done again on another node")])
+@pytest.mark.parametrize(("again", "shown"), [(0.0, ""), (1030.0, ", plus 1,030 repeated on another node")])
 def test_the_joined_card_has_the_steps_of_another_node_where_there_are_any(again: float, shown: str) -> None:
     counted = {"wall_s": 5.0, "steps": 2334.0, "redone_elsewhere_steps": again, "nodes": 1.0, "attempts": 1.0}
     text = job_text({"job": "a", "states": {"compute": 5.0}, "causes": [], "runs": ["a"], **counted})

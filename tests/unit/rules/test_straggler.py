@@ -62,7 +62,7 @@ def test_what_a_late_rank_does_or_waits_for_outside_of_torch_is_named() -> None:
     assert finding is not None and finding.advice.startswith("on rank 1: make it cheaper")
     assert "most of it in debug_check (train.py:8)" in str(finding.evidence)
     finding = straggler(replace(of(1, *SLOW_CODE), step_idle_ratio=0.8, step_place=place))
-    assert finding is not None and finding.advice.startswith("on rank 1: move what waits out of the step")
+    assert finding is not None and finding.advice.startswith("on rank 1: move blocking calls out of the step")
     assert finding.because == ("step_waits",)
     assert finding.predicted_speedup == 1.96, (
         "by the ranks' steps: the reason's own share is that of a run with its start-up"

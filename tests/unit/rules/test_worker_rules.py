@@ -165,6 +165,8 @@ def test_a_worker_that_waits_is_slow_where_the_others_are_ahead() -> None:
     assert finding.evidence[1].value == 0.95
     assert causes(sleeping) == ["slow_worker"]
     assert slow_worker(replace(sleeping, out_of_order_ratio=0.3)) is None
+    assert slow_worker(replace(sleeping, empty_fetch_ratio=0.25)) is not None
+    assert slow_worker(replace(sleeping, empty_fetch_ratio=0.03)) is None, "a slow sampler's: batches were ready"
     assert slow_worker(replace(sleeping, worker_cpu_ratios=(0.7, 0.8, 0.7, 0.8))) is None, "no worker waits for another"
     assert slow_worker(replace(sleeping, out_of_order_ratio=None)) is None
     assert slow_worker(replace(sleeping, loader=Loader(num_workers=1))) is None
@@ -216,7 +218,7 @@ def test_the_function_that_workers_spend_their_fetches_in_is_named() -> None:
         assert ("Tokenizer.encode" in finding.title) == (cause == "input_unexplained")
     rare = replace(STARVED, worker_cpu_ratios=(0.02,) * 4, worker_place=place._replace(ratio=0.4))
     (finding,) = (each for each in diagnose(rare) if each.cause == "input_unexplained")
-    assert finding.title.endswith("the reason is not proven")
+    assert finding.title.endswith("no cause is proven")
     alone = replace(STARVED, loader=Loader(num_workers=0), worker_place=place)
     assert "worker's fetch" not in str(diagnose(alone)), "of an earlier loader"
 
