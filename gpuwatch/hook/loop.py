@@ -6,7 +6,7 @@ something else began or ended. A thread that is not the training thread is not m
 
 import sys
 from collections.abc import Callable, Iterable
-from random import random
+from random import Random
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRI
 from gpuwatch.ledger.states import EVAL
 
 T = TypeVar("T")
+random = Random().random  # the program's own numbers stay as without
 Count = Callable[[Any], int]  # returns a batch's number of samples or tokens
 
 

@@ -14,7 +14,7 @@ from dis import opname
 from functools import cache
 from mmap import mmap
 from pathlib import Path, PurePosixPath
-from random import random
+from random import Random
 from traceback import walk_stack
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ _FETCH, _EVERY_S, _WRITE_EVERY = "/torch/utils/data/_utils/fetch.py", 0.05, 8  #
 _SLOTS, _SLOT_BYTES = 64, 512  # a worker's (pid, samples in fetches, place) as JSON, in the slot of its pid
 _shared = mmap(-1, _SLOTS * _SLOT_BYTES)
 _LEAST = 8  # fewer samples than this name no place
+_random = Random().random  # the program's own numbers stay as without
 _SWITCH_S = 2e-5
 _LATE_S = 3e-4  # a thread that keeps the interpreter's lock for longer is in one call, which does not give it up
 _HELD_NS, _GIVEN_UP_S = 30_000, 5e-5
@@ -86,7 +87,7 @@ def interrupting() -> Iterator[bool]:
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        due_s = time.perf_counter() + (sleep_s := random() / 100)
+        due_s = time.perf_counter() + (sleep_s := _random() / 100)
         time.sleep(sleep_s)
         yield time.perf_counter() - due_s > _LATE_S
     finally:

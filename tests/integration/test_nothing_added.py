@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -44,6 +46,20 @@ class Training:
         with profile(activities=activities, acc_events=True) as profiler:
             self.run(batches)
         return Counter(event.name for event in profiler.events())
+
+
+def test_the_program_s_random_numbers_are_those_without() -> None:
+    """A sampler that calls `random.random()` gave other batches: the hook took numbers of the same generator."""
+    random.seed(7)
+    before = random.getstate(), torch.random.get_rng_state()
+    with Watch(quiet=True, endpoint="ipc:///nobody/listens/here.sock") as watch:
+        first, second = ([torch.ones(2)] * 40 for _ in range(2))
+        for _ in zip(watch.steps(first), watch.steps(second), strict=True):
+            time.sleep(0.02)
+        watch._publisher.accounts.sample_frames()
+        assert watch.report().steps >= 40
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.random.get_rng_state(), before[1])
 
 
 def test_the_operations_are_the_bare_loops() -> None:
