@@ -84,10 +84,9 @@ def run(program: Program, *, watched: bool, used: int | None = None) -> dict[str
             if agent is not None:
                 agent.terminate()
                 agent.wait()
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"wait_s"')]
-    outcome = max(
-        (json.loads(line) for line in lines), key=lambda each: len(each["findings"]), default={"findings": []}
-    )
+    begin = '{"wait_s"'  # two ranks may have printed theirs in one line
+    lines = [json.JSONDecoder().raw_decode(begin + part)[0] for part in done.stdout.split(begin)[1:]]
+    outcome = max(lines, key=lambda each: len(each["findings"]), default={"findings": []})
     outcome["load"] = os.getloadavg()[0]
     failed = None if done.returncode == 0 and lines else f"exit status {done.returncode}"
     return {**outcome, "words": done.stderr[-6000:], "failed": failed}
