@@ -33,11 +33,8 @@ _FRAMEWORKS = re.compile(
 )
 """Never a user's own package, even where the user's code is an installed package itself."""
 _FETCH, _EVERY_S, _WRITE_EVERY = "/torch/utils/data/_utils/fetch.py", 0.05, 8  # of a loader worker that samples itself
-_SLOTS, _SLOT_BYTES = (
-    64,
-    512,
-)  # of forked processes: a worker's (pid, samples in fetches, place) as JSON in the slot of its pid
-_shared = mmap(-1, _SLOTS * _SLOT_BYTES)
+_SLOTS, _SLOT_BYTES = 64, 512
+_shared = mmap(-1, _SLOTS * _SLOT_BYTES)  # by workers' pids: (pid, samples in fetches, place), as JSON
 _LEAST = 8  # fewer samples than this name no place
 _random = Random().random  # the program's own numbers stay as without
 _SWITCH_S = 2e-5
@@ -226,9 +223,7 @@ def _sample(worker: int) -> None:
     with suppress(Exception):  # the worker goes on without
         while True:
             number += 1
-            never.wait(
-                _EVERY_S * (0.5 + 0.618 * number % 1)
-            )  # in no rhythm of fetches; for `blocked_on` this is no sleep
+            never.wait(_EVERY_S * (0.5 + 0.618 * number % 1))  # in no rhythm; for `blocked_on` no sleep
             if any(_FETCH in each.f_code.co_filename for each, _ in walk_stack(sys._current_frames()[worker])):
                 frames.sample(worker, _FETCH)
                 samples += 1

@@ -200,10 +200,8 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     if wait is None or (window.workers or 0) < 2 or (ratios and min(ratios) >= thresholds.worker_sleeping):
         return None  # where none of them waits for another one, they only take turns on the cores
     is_often = (window.empty_fetch_ratio or 1.0) >= 0.5 / (window.workers or 1)  # it makes one batch of each round
-    ratio, text = (
-        window.out_of_order_ratio if is_often else None,
-        "at {} of the waits other workers had later batches ready",
-    )
+    ratio, text = window.out_of_order_ratio, "at {} of the waits other workers had later batches ready"
+    ratio = ratio if is_often else None
     evidence, ahead = measured("out of order", ratio, text), (ratio or 0.0) >= thresholds.worker_ahead
     if len(ratios) >= 3 and window.workers == len(ratios):
         busiest, *others = sorted(ratios, reverse=True)
