@@ -162,11 +162,7 @@ _SENTENCES = {
     st.COMM_WAIT: ("comm", "phase_share", "waiting for other ranks: {} of the time"),
     st.EVAL: ("eval", "phase_share", "evaluation takes {} of the time"),
     st.CHECKPOINT: ("checkpoint", "phase_share", "checkpoints take {} of the time"),
-    st.COMPILE: (
-        "other",
-        "phase_share",
-        "torch.compile takes {} of the time; if not at the start alone: TORCH_LOGS=recompiles",
-    ),
+    st.COMPILE: ("other", "phase_share", "torch.compile takes {} of the time (TORCH_LOGS=recompiles shows why)"),
     st.OTHER: ("other", "phase_share", "{} of the time was spent outside of training steps and declared phases"),
     st.STALLED: ("stalled", "phase_share", "stalled for {} of the time: no step was completed"),
     st.UNKNOWN: ("unknown", "phase_share", "{} of the time is unknown: the training process sent no data"),

@@ -72,7 +72,7 @@ def blocked_on(pid: int, state: str, procfs: Path = proc.PROC) -> str:
     place = f"{procfs}/{pid}"
     syscall = "" if state in ("R", "D") else proc.text_of(f"{place}/syscall")
     found = classify(state, syscall)
-    if found == LOCK:  # another process has it, or a thread of this one, such as a pool's, which itself waits
+    if found == LOCK:  # it may wait for a thread of its own, such as a pool's, which waits for something itself
         with suppress(OSError):
             threads = (proc.text_of(each / "syscall") for each in Path(f"{place}/task").iterdir())
             return next((wait for each in threads if (wait := classify("S", each)) not in (LOCK, OTHER)), LOCK)

@@ -232,5 +232,3 @@ def test_forked_workers_name_the_function_that_their_fetches_are_in(watch: Watch
     place = window.worker_place
     assert place is not None and place.function.endswith("Decoded.decode") and place.ratio > 0.7, place
     assert place.file == __file__ and place.line == Decoded.decode.__code__.co_firstlineno + 1
-    others = [each for each in watch.report().findings if each.cause.startswith("input")]
-    assert "of a worker's fetch is in Decoded.decode (test_training_loops.py" in str(others)

@@ -240,7 +240,5 @@ def _reason(window: Window, kind: Literal["input", "host"], thresholds: Threshol
     """Return what makes the rank late, by the other rules."""
     from gpuwatch.diagnosis.rules import RULES  # it imports this module
 
-    window = msgspec.structs.replace(
-        window, world_size=1
-    )  # a late rank waits for no other one: what it waits for is its own
+    window = msgspec.structs.replace(window, world_size=1)  # a late rank waits for no other one
     return next((reason for each in RULES if each.delays_rank == kind and (reason := each(window, thresholds))), None)
