@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.scale_measure import _cpu_s, _rss_bytes, _sum
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import Prices
-from tests.servers import free_port, wait_for
+from tests.servers import free_port, stop, wait_for
 
 WARM_UP_S = 90
 KEPT = "(owner_kind|kind):.*|ALERTS"
@@ -135,12 +135,7 @@ def _running(folder: Path, command: tuple[str, ...], port: int, ready: str) -> I
         wait_for(f"{command[0]} answers", lambda: bool(_text(port, ready) or True), 60)
         yield process.pid
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+        stop(process, 30)
 
 
 def _seen(own: int, store: int, pid: int, store_pid: int, way: str) -> tuple[float, float, float, float]:

@@ -99,6 +99,16 @@ def wait_for(what: str, look: Callable[[], T | None], timeout_s: float, every_s:
         time.sleep(every_s)
 
 
+def stop(process: subprocess.Popen[Any], timeout_s: float = 10) -> None:
+    """Ask a process to end, and kill it after the time; harmless when it has ended."""
+    process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+
+
 @dataclass
 class Server:
     """A server of our own, ready. Stops its process at the end of `with`, or by `stop()`."""
@@ -124,12 +134,7 @@ class Server:
 
     def stop(self) -> None:
         """End the process; harmless when it has ended."""
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(10)
+        stop(self.process)
 
     def __enter__(self) -> Server:
         return self

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.servers import free_port, require, wait_for
+from tests.servers import free_port, require, stop, wait_for
 
 NODES = ("n1", "n2")
 
@@ -95,12 +95,7 @@ def _daemon(command: list[str], env: Mapping[str, str], log: Path) -> Iterator[N
     try:
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+        stop(process, 15)
 
 
 def _config(directory: Path, settings: Mapping[str, str | Path]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.nvml.fake import FakeGpu, FakeNvml
+from tests.servers import stop
 
 from .alone import Alone
 from .gpu import FOLDER
@@ -167,12 +168,7 @@ def _agent(folder: Path, program: Program, environment: dict[str, str], alone: A
             time.sleep(0.2)
         yield url
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
 
 
 def _ready(url: str) -> bool:

@@ -101,12 +101,9 @@ def accelerate_tiny_steps(clock: Clock) -> None:
     _accelerate(clock, made(cheap, 64), mlp())
 
 
-@program("input_single_process", seconds=10)
-def lightning(clock: Clock) -> None:
-    """Lightning's Trainer."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    from lightning.pytorch import LightningModule, Trainer
+def lightning_module(clock: Clock) -> Any:
+    """Return a class of a training that the clock follows."""
+    from lightning.pytorch import LightningModule
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -129,7 +126,17 @@ def lightning(clock: Clock) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
-    Trainer(accelerator="cpu", max_epochs=1, **QUIET).fit(Module(), made(jpeg))  # type: ignore[arg-type]
+    return Module
+
+
+@program("input_single_process", seconds=10)
+def lightning(clock: Clock) -> None:
+    """Lightning's Trainer."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    from lightning.pytorch import Trainer
+
+    Trainer(accelerator="cpu", max_epochs=1, **QUIET).fit(lightning_module(clock)(), made(jpeg))  # type: ignore[arg-type]
 
 
 @program("input_single_process")

@@ -385,39 +385,19 @@ def histograms_each_step(clock: Clock) -> None:
 @program("eval_share", says="waits for data", seconds=9)
 def lightning_validation_waits(clock: Clock) -> None:
     """Lightning's validation, whose loader decodes in the training process: most of it waits for that."""
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
 
-    from .frameworks import QUIET
+    from .frameworks import QUIET, lightning_module
 
-    class Module(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = conv_net()
-
-        def on_train_start(self) -> None:
-            clock.begin()
-
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            clock.got()
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            clock.done()
-            self.trainer.should_stop = clock.over
-
+    class Module(lightning_module(clock)):  # type: ignore[misc]
         def on_validation_start(self) -> None:
             clock.left()
 
         def on_validation_end(self) -> None:
             clock.resumed()
 
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return F.cross_entropy(self.net(batch[0]), batch[1])
-
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.net(batch[0])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=1e-3)
 
     held_out = DataLoader(Items(lambda i: image(i, cpu_s=0.004), 160), batch_size=32)
     trainer = Trainer(accelerator="cpu", max_epochs=50, val_check_interval=20, num_sanity_val_steps=0, **QUIET)  # type: ignore[arg-type]

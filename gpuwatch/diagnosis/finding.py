@@ -155,6 +155,5 @@ def rule(change: str, **facts: Any) -> Callable[[Find], Rule]:
     return lambda find: Rule(find, change, **of_alert, **facts)
 
 
-lone = partial(
-    rule, explains=(), explained_by=(), stacks=None
-)  # a cause without ties to others, or all but those named
+# A cause without ties to others, or all but those named.
+lone = partial(rule, explains=(), explained_by=(), stacks=None)

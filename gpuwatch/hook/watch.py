@@ -328,8 +328,8 @@ def forget_in_child() -> None:
     _made = 0
     for each in list(open_watches):
         each.session.abandon()
-    for first in open_watches[:1]:
-        first.session.guard(sample_worker, "sampling a loader worker")
+    if open_watches:
+        open_watches[0].session.guard(sample_worker, "sampling a loader worker")
     open_watches.clear()
 
 

@@ -223,9 +223,8 @@ def _sample(worker: int) -> None:
     with suppress(Exception):  # the worker goes on without
         while True:
             number += 1
-            never.wait(
-                _EVERY_S * (0.5 + 0.618 * number % 1)
-            )  # in no rhythm of fetches; `blocked_on` takes it for no sleep
+            # In no rhythm of fetches, and for `blocked_on` no sleep.
+            never.wait(_EVERY_S * (0.5 + 0.618 * number % 1))
             if any(_FETCH in each.f_code.co_filename for each, _ in walk_stack(sys._current_frames()[worker])):
                 frames.sample(worker, _FETCH)
                 samples += 1

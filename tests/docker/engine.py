@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.servers import stop
+
 
 class Unavailable(Exception):
     """No docker engine can be had here; the message says why."""
@@ -93,12 +95,7 @@ def start_engine(directory: Path) -> Iterator[Engine]:
             time.sleep(0.3)
         yield Engine(env, own=True)
     finally:
-        daemon.terminate()
-        try:
-            daemon.wait(30)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait(10)
+        stop(daemon, 30)
 
 
 def _succeeds(command: list[str], env: Mapping[str, str], timeout_s: float) -> bool:

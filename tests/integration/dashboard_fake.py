@@ -22,7 +22,7 @@ from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.launch import streamlit_command
 from tests.integration.dashboard_steps import MadeUpSteps
-from tests.servers import free_port, wait_for
+from tests.servers import free_port, stop, wait_for
 
 INPUT_SHARE = 0.62
 STEP_S = 0.103
@@ -316,12 +316,7 @@ def streamlit_page(agent_url: str, log: Path, prometheus_url: str | None = None)
             wait_for("the page", lambda: _answers(f"{url}/_stcore/health", process, log), 60, 0.1)
             yield url
         finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process)
 
 
 def _answers(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:

@@ -76,8 +76,8 @@ def test_a_team_s_letter_goes_to_its_receiver(prometheus: Server) -> None:
 
 
 def test_what_cannot_be_done_is_an_error_that_names_it(prometheus: Server) -> None:
-    nobody = run("--prometheus", prometheus.url, "--user", "dave")
-    assert nobody.returncode == 2 and "dave" in nobody.stderr and "gpuwatch rules" in nobody.stderr
+    unknown = run("--prometheus", prometheus.url, "--user", "dave")
+    assert unknown.returncode == 2 and "dave" in unknown.stderr and "gpuwatch rules" in unknown.stderr
     wrong = run("--prometheus", prometheus.url, "--user", "(")
     assert wrong.returncode == 2 and "missing closing )" in wrong.stderr
     undelivered = run("--prometheus", prometheus.url, "--notify", "json://127.0.0.1:1")

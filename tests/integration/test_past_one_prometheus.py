@@ -9,13 +9,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+from subprocess import DEVNULL, STDOUT, Popen
 
 import pytest
 
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
-from tests.servers import free_port, get_json, require, start_alertmanager, wait_for
+from tests.servers import free_port, get_json, require, start_alertmanager, stop, wait_for
 
 QUICK = AlertThresholds(
     ledger_window_s=20, starved_window_s=20, starved_min_training_s=5, starved_for_s=3, keep_firing_for_s=0
@@ -37,12 +37,7 @@ def program(log: Path, *command: str, ready: str) -> Iterator[None]:
         wait_for(f"{command[0]} is ready", answers, 60)
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except TimeoutExpired:
-            process.kill()
-            process.wait(10)
+        stop(process, 15)
 
 
 @pytest.fixture

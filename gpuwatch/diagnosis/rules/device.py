@@ -9,9 +9,8 @@ from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, REST, TRANSFER
 
-LEAST_IDLE = (
-    0.23  # lowest idle share of compute on recorded GPUs that kept up with all launches: at stake without a driver
-)
+# Lowest idle share of compute on recorded GPUs that kept up with all launches: at stake without a driver.
+LEAST_IDLE = 0.23
 _SIXTEEN_BITS = 0.4  # a peak below this share of the dense 16-bit one is for 32 bits, without tensor cores
 
 inefficient = partial(lone, alert="RunInefficient")

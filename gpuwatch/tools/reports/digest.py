@@ -13,12 +13,12 @@ from gpuwatch.diagnosis.rates import money
 from gpuwatch.diagnosis.report import labelled
 from gpuwatch.formatting import harmless, percent
 from gpuwatch.ledger.states import LOST_KINDS
-from gpuwatch.tools.reports.job import held_lines
+from gpuwatch.tools.reports.job import NO_LOSS, held_lines
 
 _DAY_S = 86400
 _USERS, _RUNS, _LEAST_HOURS = 20, 3, 0.1  # users, runs of each, and what a run loses that is worth a line
 _SPENT = "sum by (user, run, kind) (sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{user=~$users}[1d])) > 0"
-_FOUND = "{run=~$runs,cause!~'gpu_saturated|compute_bound'}[$window]"
+_FOUND = f"{{run=~$runs,{NO_LOSS}}}[$window]"
 _CAUSE = f"topk by (run) (1, sum by (run, cause) (sum_over_time(gpuwatch_finding_evidence_ratio{_FOUND})))"
 _ADVICE = f"sum by (run, cause, advice) (count_over_time(gpuwatch_finding_info{_FOUND}))"
 _WHY = {"cause": _CAUSE, "advice": f"topk by (run) (1, {_ADVICE} and on (run, cause) {_CAUSE})"}

@@ -15,6 +15,7 @@ from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import energy
 
 _KINDS = {"compute": "useful", "input_wait": "starved", "stalled": "stalled"}
+NO_LOSS = 'cause!~"gpu_saturated|compute_bound"'  # leaves out the findings that say that all is well
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
 _END = "instance_job_id:gpuwatch_job_end:timestamp{$of}"
 _JOINED = f"and on (job, instance, job_id) {_END}"  # what other nodes served longer ago is in no recorded series
@@ -35,8 +36,7 @@ _BY = {
     "state": f"sum by (state) (last_over_time(gpuwatch_job_seconds_total{{$of}}[$window]) {_JOINED})",
     "currency": "site:gpuwatch_currency:info",
     "run": "group by (run) (last_over_time(gpuwatch_job_start_timestamp_seconds{$of}[$window]))",
-    "cause": 'topk(3, sum by (cause) (sum_over_time(gpuwatch_finding_evidence_ratio{run=~"$runs",'
-    'cause!~"gpu_saturated|compute_bound"}[$window])) > 0)',
+    "cause": f'topk(3, sum by (cause) (sum_over_time(gpuwatch_finding_evidence_ratio{{run=~"$runs",{NO_LOSS}}}[$window])) > 0)',
 }
 
 
