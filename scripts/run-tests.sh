@@ -3,7 +3,7 @@
 #   unit    tests/unit, which compute: in one process, which imports them once, all along with what the others leave of the processors.
 #   shared  those of the others that may share the machine: they mostly wait, so several files run at a time, also on two cores.
 #   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
-# What fails of shared or alone runs once more while nothing else does. A test that passes only then is listed: it may have a deadline
+# What fails runs once more while nothing else does. A test that passes only then is listed: it may have a deadline
 # that a loaded machine does not meet, or have found a fault that shows under load.
 # $TEST_WORKERS: how many files at a time in `shared`, 6 unless set. Ends with 0 when all passed, with 5 when no part had a
 # test, else with pytest's own status.
@@ -50,6 +50,8 @@ alone=$?
 wait "$unit_pid"
 unit=$?
 cat "$log"
+again unit "$unit" "$@"
+unit=$status
 again shared "$shared" "$@"
 shared=$status
 again alone "$alone" "$@"

@@ -89,6 +89,7 @@ class Evaluator:
         self._node, self._workers, self._table = node, workers, workers.table
         self._trends = GpuTrends(config.thresholds.memory_creep_s)
         self._ranks: dict[str, tuple[RankFacts, ...]] = {}
+        self._host = HostFacts()
         self._tick = 0
         self.findings = FindingTracker()
         self.views: dict[RunKey, api.Run] = {}
@@ -102,12 +103,12 @@ class Evaluator:
         all_due = self._tick % EVERY_TICKS == 1
         if all_due:
             self._ranks = ranks_by_run(list(runs.runs.values()))
+            self._host = host_facts(self._node)
         self._in_phase = {one.run for one in runs.runs.values() if one.activity.startswith(PHASE)}
-        host = host_facts(self._node)
         for number, run in enumerate(list(runs.runs.values())):
             with runs.guard(run, "evaluate", now_s):
                 held = [account for account in accounts if account.run is run]
-                self._evaluate(run, self._is_due(run, number, now_s), host, held, now_ns, now_s)
+                self._evaluate(run, self._is_due(run, number, now_s), self._host, held, now_ns, now_s)
         if all_due:
             gpus_by_uuid = {each.uuid: gpu_facts(each, self._node, now_ns, self._trends) for each in accounts}
             owners = {account.uuid: owner_text(account, self._table) for account in accounts}

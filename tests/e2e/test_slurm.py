@@ -126,7 +126,7 @@ def test_each_step_of_a_batch_job_is_a_run(site: Site, tmp_path: Path) -> None:
     ask = "from gpuwatch.hook.identity import identify; who = identify(); print(who.run, who.job)"
     script.write_text(f"#!/bin/sh\nfor step in 0 1; do srun {sys.executable} -c '{ask}'; done\n")
     out = tmp_path / "out"
-    number = site.slurm.run("sbatch", "--parsable", "--wait", "-o", str(out), str(script)).strip()
+    number = site.slurm.run("sbatch", "--parsable", "--wait", "-o", str(out), "-e", "/dev/null", str(script)).strip()
     assert out.read_text().splitlines() == [f"slurm-{number}.0 {number}", f"slurm-{number}.1 {number}"]
 
 

@@ -110,9 +110,9 @@ class _Followed:
             return self.left_ns
         return self.run.ledger.watermark_ns if self.run.ledger is not None else 0
 
-    def segments(self, after_ns: int, until_ns: int) -> list[Segment]:
+    def segments(self, after_ns: int, until_ns: int, exact: bool) -> list[Segment]:
         head = cut(arrange(self.head), after_ns, until_ns) if self.head is not None else []
-        return head + self.run.trace.segments(after_ns, min(until_ns, self.end_ns))
+        return head + self.run.trace.segments(after_ns, min(until_ns, self.end_ns), exact)
 
     def parts_after(self, at_ns: int) -> dict[str, int]:
         """Return what is not yet in a ledger whose watermark is `at_ns`."""
@@ -157,7 +157,8 @@ class RunsOnGpu:
             ends = [one.end_ns for one in self._followed.values() if one.left_ns is None]
             until_ns = min(ends) if ends else max(one.end_ns for one in self._followed.values())
             begin_ns = self._ledger.watermark_ns
-            timelines = [one.segments(begin_ns, until_ns) for one in self._followed.values()]
+            several = len(self._followed) > 1  # one run's states need no order: energy is known by the second
+            timelines = [one.segments(begin_ns, until_ns, several) for one in self._followed.values()]
             for state, moment_ns in fuse(timelines, begin_ns, until_ns):
                 name = st.UNKNOWN if state is None else renamed.get(state, state)
                 booked[name] = booked.get(name, 0) + self._ledger.book(name, moment_ns)

@@ -65,6 +65,7 @@ def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
 Segment = tuple[int, int, str]  # (begin, end, state)
 
 _NEVER_NS = 1 << 63
+_SHORT_NS = 1_000_000_000
 _KEPT = 128
 """Stretches: a minute at two messages per second. Older ones are joined: their sums stay, their order is lost."""
 KEPT_BYTES, KEPT_BYTES_OF_ALL = 128 << 10, 10 << 20
@@ -82,17 +83,17 @@ class Stretch:
     offset_ns: int = 0  # the agent's clock minus that of the records
 
 
-def arrange(stretch: Stretch) -> list[Segment]:
+def arrange(stretch: Stretch, recorded: bool = True) -> list[Segment]:
     """Return a stretch's states in time: steps at their records' times, the rest in the gaps, in the order of RUN_STATES.
 
-    Each state gets exactly its part, even where the records contradict that.
+    Each state gets exactly its part, even where the records contradict that. All are in that order where `recorded` is False.
     """
     left = {state: stretch.parts_ns[state] for state in RUN_STATES if stretch.parts_ns.get(state, 0) > 0}
     if len(left) == 1:
         return [(stretch.begin_ns, stretch.end_ns, next(iter(left)))]
     placed: list[Segment] = []
     at_ns = stretch.begin_ns
-    for begin_ns, end_ns, state in _recorded(stretch):
+    for begin_ns, end_ns, state in _recorded(stretch) if recorded else ():
         begin_ns = max(begin_ns, at_ns)
         end_ns = min(end_ns, stretch.end_ns, begin_ns + left.get(state, 0))
         if end_ns > begin_ns:
@@ -175,12 +176,14 @@ class Trace:
         """Return the time by state that lies after a moment."""
         return parts_of(self.segments(at_ns))
 
-    def segments(self, after_ns: int, until_ns: int = _NEVER_NS) -> list[Segment]:
-        """Return the states between two moments, in order."""
+    def segments(self, after_ns: int, until_ns: int = _NEVER_NS, exact: bool = True) -> list[Segment]:
+        """Return the states between two moments, in order; unless `exact`, those of one message may be in another order."""
         found: list[Segment] = []
         for stretch in self._stretches:
-            if stretch.end_ns > after_ns and stretch.begin_ns < until_ns:
-                found += arrange(stretch)
+            begin_ns, end_ns = stretch.begin_ns, stretch.end_ns
+            if end_ns > after_ns and begin_ns < until_ns:
+                whole = after_ns <= begin_ns and end_ns <= until_ns and end_ns - begin_ns < _SHORT_NS
+                found += arrange(stretch, exact or not whole)
         return cut(found, after_ns, until_ns)
 
 

@@ -17,42 +17,47 @@ from gpuwatch_agent.runs import RUNNING, Run
 
 KEPT = 16  # samples, one a second
 _IDLE_MODES = {"idle", "iowait"}
-_Series = tuple[str, ...]
+_Series = tuple[str, ...]  # its labels' values
+_THROTTLED = "gpuwatch_gpu_throttled"
 
 
 class RecentSamples:
     """Samples of the node; a series is given by its metric and its labels' values."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, dict[_Series, float]]] = deque(maxlen=KEPT)
+        self._seen: deque[tuple[int, dict[str, dict[_Series, float]]]] = deque(maxlen=KEPT)
 
     def remember(self, samples: Iterable[Sample], now_ns: int) -> None:
         """Keep this second's samples."""
-        kept = {(each.metric, *each.labels): each.value for each in samples}
+        kept: dict[str, dict[_Series, float]] = {}
+        for each in samples:
+            kept.setdefault(each.metric, {})[each.labels] = each.value
         self._seen.append((now_ns, kept))
 
-    def latest(self, *series: str) -> float | None:
+    def latest(self, metric: str, *labels: str) -> float | None:
         """Return a series' last value; None where it was not measured."""
-        return self._seen[-1][1].get(series) if self._seen else None
+        return self._seen[-1][1].get(metric, {}).get(labels) if self._seen else None
 
     def rates(self, metric: str) -> dict[_Series, float]:
         """Return the growth per second of a counter's series over the kept samples, by labels; without those not measured throughout."""
         if len(self._seen) < 2 or self._seen[-1][0] <= self._seen[0][0]:
             return {}
-        (begin_ns, first), (end_ns, last) = self._seen[0], self._seen[-1]
-        grown = {each[1:]: last[each] - first[each] for each in last.keys() & first.keys() if each[0] == metric}
+        (begin_ns, before), (end_ns, now) = self._seen[0], self._seen[-1]
+        first, last = before.get(metric, {}), now.get(metric, {})
+        grown = {labels: value - first[labels] for labels, value in last.items() if labels in first}
         return {labels: max(0.0, growth) / ((end_ns - begin_ns) / 1e9) for labels, growth in grown.items()}
 
-    def mean(self, *series: str, since_ns: int = 0) -> float | None:
+    def mean(self, metric: str, *labels: str, since_ns: int = 0) -> float | None:
         """Return a series' mean since a moment; None where it was not measured."""
-        values = [seen[series] for at_ns, seen in self._seen if at_ns >= since_ns and series in seen]
+        known = (seen.get(metric, {}).get(labels) for at_ns, seen in self._seen if at_ns >= since_ns)
+        values = [value for value in known if value is not None]
         return sum(values) / len(values) if values else None
 
     def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:
         """Return the share of time in which a GPU's clocks were held down, by reason; None where it is not measured."""
-        now = self._seen[-1][1] if self._seen else {}
-        known = [each for each in now if each[0] == "gpuwatch_gpu_throttled" and each[1:3] == (gpu, uuid)]
-        return {each[3]: self.mean(*each) or 0.0 for each in known} or None
+        now = self._seen[-1][1].get(_THROTTLED, {}) if self._seen else {}
+        known = [each for each in now if each[:2] == (gpu, uuid)]
+        return {each[2]: self.mean(_THROTTLED, *each) or 0.0 for each in known} or None
 
     def cpu_busy_ratio(self) -> float | None:
         """Return the busy share of all cores, waiting for I/O counted as idle."""

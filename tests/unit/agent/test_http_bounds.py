@@ -115,8 +115,6 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes_and_time(
     history: History, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr(http, "_MOST_UNREAD", 30 << 20)
-    monkeypatch.setattr(http, "_IDLE_S", 0.2)
-    monkeypatch.setattr(http, "_LONGEST_S", 4.0)
     open_ones: set[Any] = set()
     made = BoundedProtocol.connection_made
 
@@ -129,6 +127,11 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes_and_time(
     def unread() -> int:
         return sum(each.unread for each in open_ones)
 
+    def later(seconds: float) -> None:
+        for each in open_ones:
+            each.since_s -= seconds
+            each.check()
+
     async def work() -> None:
         async with served(history, PlainTextResponse(bytes(16 << 20))) as port:
             slow = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(6)]
@@ -138,10 +141,11 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes_and_time(
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.05)
                 assert 0 < unread() <= 30 << 20
-            await asyncio.sleep(0.5)
+            later(http._IDLE_S + 1)
             assert unread() > 0, "a slow reader has more time than an idle one"
-            while unread():
-                await asyncio.sleep(0.05)
+            later(http._LONGEST_S)
+            await asyncio.sleep(0.05)
+            assert unread() == 0
             for _, writer in slow:
                 writer.close()
 
