@@ -134,8 +134,8 @@ class Run(msgspec.Struct, eq=False):
             self.hello = message
             if sender.first_step is None:
                 sender.first_step = message.first_step
-            if message.process_start_ticks and message.origin.boot_id == self.boot_id and not sender.process_began_s:
-                sender.process_began_s = now_s - now_ns / 1e9 + message.process_start_ticks / _TICKS_PER_S
+            if message.process_start_ticks and message.origin.boot_id == self.boot_id and not sender.began_ns:
+                sender.began_ns = min(now_ns, message.process_start_ticks * 1_000_000_000 // _TICKS_PER_S)
             if self.status == LOST:
                 self._resume()
             return False
@@ -203,7 +203,7 @@ class Run(msgspec.Struct, eq=False):
         self.process_start_ns = self.ledger.start_ns
         if self.boot_id != boot_id:  # that boot's clock is gone: its times are mapped by the wall clock
             self.boot_id = boot_id
-            self.ledger.shift(now_ns - int((now_s - self.last_message_s) * 1e9) - self.ledger.watermark_ns)
+            self.ledger.shift(now_ns - int(max(0.0, now_s - self.last_message_s) * 1e9) - self.ledger.watermark_ns)
             if self.status == RUNNING:
                 self.status, self.ended_s = LOST, self.last_message_s
         self.activity = self.status if self.status != RUNNING else "silent"
@@ -240,7 +240,7 @@ class Run(msgspec.Struct, eq=False):
         if sender is not None:
             sender.offset_ns = offset_ns
             return sender
-        sender = self.senders[origin.sender] = Sender(offset_ns)
+        sender = self.senders[origin.sender] = Sender(offset_ns, self.boot_id)
         self.steps = RecentColumns()
         if len(self.senders) > SENDERS_KEPT:
             oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
@@ -252,7 +252,8 @@ class Run(msgspec.Struct, eq=False):
         start_ns, watermark_ns = totals.start_ns + sender.offset_ns, totals.watermark_ns + sender.offset_ns
         started_s = now_s - (now_ns - start_ns) / 1e9
         if sender.sent is None:
-            self.process_start_ns, sender.started_s = start_ns, started_s
+            self.process_start_ns = sender.started_ns = start_ns
+            sender.started_s = started_s
         if self.ledger is None:
             self.ledger, self.started_s = Ledger(start_ns), started_s
         elif sender.sent is None and start_ns > self.ledger.watermark_ns:

@@ -79,6 +79,18 @@ class Job:
     def end_s(self) -> float:
         return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
 
+    def place(self, sender: Sender, rank: int) -> None:
+        """Move a new process's begin to its distance from the others': within a boot its clock has that, whatever the wall clock is set to."""
+        boot, at_s, known = sender.boot_id, sender.started_s, [*self.attempts.values()]
+        last = max(known, key=lambda each: (each.sender.boot_id == boot, each.end_s)).sender if known else sender
+        moved_s = last.moved_s or 0.0
+        if last.boot_id == boot:
+            moved_s = last.started_s + (sender.started_ns - last.started_ns) / 1e9 - at_s
+        ended_s = max((each.end_s for each in known if each.rank == rank and each.status != RUNNING), default=0.0)
+        if last.boot_id != boot and ended_s > at_s + moved_s:  # it was set back: how far is not known
+            moved_s, sender.began_ns = ended_s - at_s, sender.started_ns
+        sender.started_s, sender.moved_s = at_s + moved_s, moved_s
+
     def senders_of(self, run: Run) -> dict[str, Sender]:
         """Return the processes of a run's last attempts, as far as the run does not have them itself."""
         of_run = [(each.begin_s, key, each.sender) for (*at, key), each in self.attempts.items() if (*at,) == run.key]
@@ -149,13 +161,10 @@ class Jobs:
                 if sender.sent is None:
                     continue
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST
-                is_new = sender is last and not run.restored and (run.run, run.rank, key) not in job.attempts
-                of_rank = [each for each in job.attempts.values() if is_new and each.rank == run.rank]
-                ended_s = max((each.end_s for each in of_rank if each.status != RUNNING), default=0.0)
-                if ended_s > sender.started_s:  # the clock was set back
-                    sender.started_s = sender.process_began_s = ended_s
-                began_s, begin_s = sender.process_began_s or sender.started_s, max(sender.started_s, end_s)
-                alive_s = min(begin_s, max(began_s, end_s, begin_s - 60))
+                if sender.moved_s is None and sender.started_ns:
+                    job.place(sender, run.rank)
+                begin_s = max(sender.started_s, end_s)
+                alive_s = min(begin_s, max(sender.began_s, end_s, begin_s - 60))
                 end_s = begin_s + sum(sender.sent.states_ns.values()) / 1e9
                 attempt = Attempt(run.run, run.rank, sender, status, begin_s, end_s, alive_s)
                 if sender.done_before is None and sender.first_step is not None:
@@ -216,7 +225,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
             interrupted.append(number)
         if number:
             gap_s = max(0.0, attempt.begin_s - attempts[number - 1].end_s)
-            before_s = min(gap_s, max(0.0, attempt.begin_s - (sender.process_began_s or attempt.begin_s)))
+            before_s = min(gap_s, max(0.0, attempt.begin_s - sender.began_s))
             states[DOWN] += gap_s - before_s
             begun_ns = sender.begun_by_state()
             restart["imports"] += before_s
@@ -245,8 +254,8 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
     view = api.Job(
         job=job.job,
         status=cast(api.RunStatus, last.status),
-        started_s=attempts[0].begin_s,
-        last_message_s=last.end_s,
+        started_s=attempts[0].begin_s - (last.sender.moved_s or 0.0),
+        last_message_s=last.end_s - (last.sender.moved_s or 0.0),
         attempts=facts.attempts,
         interruptions=facts.interruptions,
         goodput_ratio=facts.goodput_ratio,
