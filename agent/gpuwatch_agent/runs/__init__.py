@@ -75,7 +75,7 @@ class Run(msgspec.Struct, eq=False):
     gpus: dict[str, str] = {}  # models of the GPUs that it held last, by UUID: its time is charged for them
     lent_s: float = 0.0  # seconds of its GPUs that are those of others, whose processes held them too
     oom: MemoryKills | None = None  # what the kernel's OOM killer did as the run was lost
-    energy_joules: dict[str, float] = {}  # energy by state of the GPUs that it alone held
+    energy_joules: dict[str, float] = {}  # its share of its GPUs' energy, by state of the GPU
     conclusion: Conclusion | None = None  # by its only process, at its end
 
     trace: Trace = msgspec.field(default_factory=Trace)
@@ -152,10 +152,10 @@ class Run(msgspec.Struct, eq=False):
             self._end(ENDED, now_s, [sender])
         return False
 
-    def add_energy(self, before: Mapping[str, float], now: Mapping[str, float]) -> None:
-        """Add what the joules by state of a GPU grew by, in a run's states."""
-        for state in now.keys() & set(RUN_STATES):
-            self.energy_joules[state] = self.energy_joules.get(state, 0.0) + now[state] - before.get(state, 0.0)
+    def add_energy(self, used: Mapping[str, float], share: float) -> None:
+        """Add its share of the joules by state that a GPU used, in a run's states."""
+        for state in used.keys() & set(RUN_STATES):
+            self.energy_joules[state] = self.energy_joules.get(state, 0.0) + used[state] * share
 
     def pass_time(self, now_ns: int, now_s: float, alive: bool | None) -> None:
         """Book silence as unknown, or end the run. `alive`: whether its process is; None where that is not visible."""
