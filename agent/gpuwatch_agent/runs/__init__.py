@@ -134,8 +134,9 @@ class Run(msgspec.Struct, eq=False):
             self.hello = message
             if sender.first_step is None:
                 sender.first_step = message.first_step
-            if message.process_start_ticks and message.origin.boot_id == self.boot_id and not sender.began_ns:
-                sender.began_ns = min(now_ns, message.process_start_ticks * 1_000_000_000 // _TICKS_PER_S)
+            if not sender.began_ns:
+                ticks = message.process_start_ticks if message.origin.boot_id == self.boot_id else 0
+                sender.began_ns = min(now_ns, ticks * 1_000_000_000 // _TICKS_PER_S)
             if self.status == LOST:
                 self._resume()
             return False
@@ -240,7 +241,7 @@ class Run(msgspec.Struct, eq=False):
         if sender is not None:
             sender.offset_ns = offset_ns
             return sender
-        sender = self.senders[origin.sender] = Sender(offset_ns, self.boot_id)
+        sender = self.senders[origin.sender] = Sender(offset_ns, self.boot_id, began_ns=None)
         self.steps = RecentColumns()
         if len(self.senders) > SENDERS_KEPT:
             oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))

@@ -142,7 +142,9 @@ class Jobs:
         """Take over what is known of these runs' processes."""
         changed: dict[str, tuple[Job, list[Run]]] = {}
         for run in runs:
-            name = run.run if run.hello is None else run.hello.job or run.run
+            if run.hello is None:  # whose it is comes with that
+                continue
+            name = run.hello.job or run.run
             job = self._jobs.get(name)
             if job is not None and run.uid is not None and job.uid not in (None, run.uid):
                 name = f"{name}@{run.uid}"
@@ -150,7 +152,7 @@ class Jobs:
             if job is None:
                 if len(self._jobs) >= MAX_JOBS:
                     self._forget_oldest(Counter(job.uid for job in self._jobs.values()).most_common(1)[0][0])
-                job = self._jobs[name] = Job(name, run.hello is not None and bool(run.hello.job), run.uid)
+                job = self._jobs[name] = Job(name, bool(run.hello.job), run.uid)
             if job.uid != run.uid:
                 continue
             changed.setdefault(name, (job, []))[1].append(run)
@@ -158,9 +160,9 @@ class Jobs:
                 run.earlier = job.senders_of(run)
             last, end_s = next(reversed(run.senders.values()), None), 0.0
             for key, sender in (run.earlier | run.senders).items():
-                if sender.sent is None:
-                    continue
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST
+                if sender.sent is None or (sender.began_ns is None and status == RUNNING):
+                    continue
                 if sender.moved_s is None and sender.started_ns:
                     job.place(sender, run.rank)
                 begin_s = max(sender.started_s, end_s)

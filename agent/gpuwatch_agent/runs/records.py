@@ -60,7 +60,7 @@ class Sender(msgspec.Struct):
     said_bye: bool = False
     pid: int = 0  # of the peer, by the kernel; 0: not known
     started_ns: int = 0  # when its ledger begins
-    began_ns: int = 0  # when the process began; 0: not known
+    began_ns: int | None = 0  # when the process began; 0: not known, None: it has sent no Hello yet
     started_s: float = 0.0  # Unix time at which its ledger begins, but for:
     moved_s: float | None = None  # how far its job moved that, against a clock that was set; None: not yet
     first_step: int | None = None  # global number of its step 0; None: not known

@@ -734,3 +734,27 @@ def test_a_process_that_claims_to_begin_later_than_it_sends_does_no_harm() -> No
     run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
     node.jobs.update([read_record(run.record() or b"")])
     assert node.only().states["down"] == pytest.approx(6) and node.only().restart == pytest.approx({"startup": 1})
+
+
+def test_a_process_whose_hello_has_not_come_yet_counts_when_it_comes() -> None:
+    """An agent that has just started hears what was done first: neither the job, nor the number of the first step, nor the imports are known."""
+    node = Node()
+    attempt(node, 100, 60, first_step=0)
+    hook = FakeHook(114 * S, sender="again").spend("startup", S)
+    run = node.runs["run-a", 0]
+    for _ in range(10):
+        run.apply(hook.step().message(), hook.at_ns, wall_s(hook.at_ns))
+        node.jobs.update([run])
+        assert (node.only().attempts, node.only().states.get("down", 0.0)) == (1, 0.0)
+    record = read_record(run.record() or b"")
+    record.pass_time(hook.at_ns + 60 * S, wall_s(hook.at_ns + 60 * S), alive=False)  # it ends before
+    later = Node()
+    later.jobs.update([record])
+    assert (later.only().attempts, later.only().states["down"], later.only().redone_steps) == (2, 6.0, None)
+    other = Run("run-b", 0, BOOT)
+    other.apply(FakeHook(114 * S, run="run-b").step().message(), hook.at_ns, wall_s(hook.at_ns))
+    run.apply(hook.hello(first_step=40, start_ticks=11_300), hook.at_ns, wall_s(hook.at_ns))
+    node.jobs.update([run, other])
+    job = node.only()
+    assert (job.attempts, job.redone_steps, job.states["down"], job.restart["imports"]) == (2, 10, 5.0, 1.0)
+    assert set(node.jobs.runs_of({"run-a", "run-b"})) == {"job-7"} and other.earlier is None

@@ -186,7 +186,9 @@ def test_the_energy_of_a_shared_gpu_is_divided_as_its_time_is(table: ProcessTabl
     }
     if second_owner == "run b":
         assert found == pytest.approx({"a": 4000 + 3000, "b": 1000 + 4000})
-        assert sum(found.values()) + sum(unused.values()) == pytest.approx(joules - 7e6 - 11 * 100)  # free time is booked late
+        assert sum(found.values()) + sum(unused.values()) == pytest.approx(
+            joules - 7e6 - 11 * 100
+        )  # free time is booked late
         assert runs[10].energy_joules == pytest.approx({"compute": 0.6 * 7000, "input_wait": 0.4 * 7000})
     else:
         assert found == pytest.approx({"a": 4000 + 3000})
