@@ -79,16 +79,16 @@ class Job:
     def end_s(self) -> float:
         return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
 
-    def place(self, sender: Sender, rank: int) -> None:
+    def place(self, sender: Sender) -> None:
         """Move a new process's begin to its distance from the others': within a boot its clock has that, whatever the wall clock is set to."""
-        boot, at_s, known = sender.boot_id, sender.started_s, [*self.attempts.values()]
-        last = max(known, key=lambda each: (each.sender.boot_id == boot, each.end_s)).sender if known else sender
-        moved_s = last.moved_s or 0.0
-        if last.boot_id == boot:
-            moved_s = last.started_s + (sender.started_ns - last.started_ns) / 1e9 - at_s
-        ended_s = max((each.end_s for each in known if each.rank == rank and each.status != RUNNING), default=0.0)
-        if last.boot_id != boot and ended_s > at_s + moved_s:  # it was set back: how far is not known
-            moved_s, sender.began_ns = ended_s - at_s, sender.started_ns
+        boot, at_s, moved_s = sender.boot_id, sender.started_s, 0.0
+        last = max(self.attempts.values(), key=lambda each: (each.sender.boot_id == boot, each.end_s), default=None)
+        if last is not None and last.sender.boot_id == boot:
+            moved_s = last.sender.started_s + (sender.started_ns - last.sender.started_ns) / 1e9 - at_s
+        elif last is not None:
+            moved_s = last.sender.moved_s or 0.0
+            if last.end_s > at_s + moved_s:  # the clock was set back: how far is not known
+                moved_s, sender.began_ns = last.end_s - at_s, sender.started_ns
         sender.started_s, sender.moved_s = at_s + moved_s, moved_s
 
     def senders_of(self, run: Run) -> dict[str, Sender]:
@@ -164,7 +164,7 @@ class Jobs:
                 if sender.sent is None or (sender.began_ns is None and status == RUNNING):
                     continue
                 if sender.moved_s is None and sender.started_ns:
-                    job.place(sender, run.rank)
+                    job.place(sender)
                 begin_s = max(sender.started_s, end_s)
                 alive_s = min(begin_s, max(sender.began_s, end_s, begin_s - 60))
                 end_s = begin_s + sum(sender.sent.states_ns.values()) / 1e9

@@ -758,3 +758,13 @@ def test_a_process_whose_hello_has_not_come_yet_counts_when_it_comes() -> None:
     job = node.only()
     assert (job.attempts, job.redone_steps, job.states["down"], job.restart["imports"]) == (2, 10, 5.0, 1.0)
     assert set(node.jobs.runs_of({"run-a", "run-b"})) == {"job-7"} and other.earlier is None
+
+
+def test_a_rank_that_is_first_heard_after_a_reboot_does_not_begin_before_other_ranks_ended() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)  # rank 0's, to 108
+    for rank in (1, 0):
+        requeued(node, set_s=-3600.0, boot="boot-b", begin_s=120, rank=rank)
+    job = node.only()
+    assert (job.attempts, job.redone_steps, job.states.get("down", 0.0)) == (2, 0, 0.0)
+    assert sum(job.states.values()) == pytest.approx(8 + 2)
