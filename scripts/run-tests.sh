@@ -57,7 +57,7 @@ logs=$(mktemp -d)
 alone_pid=$!
 (first unit 19 0 "$@") >"$logs/unit" 2>&1 &
 unit_pid=$!
-(first shared 10 "${TEST_WORKERS:-6}" "$@") &
+(first shared 5 "${TEST_WORKERS:-6}" "$@") &
 shared_pid=$!
 pids="$alone_pid $shared_pid $unit_pid"
 trap 'end_all; rm -rf "$logs"' EXIT
