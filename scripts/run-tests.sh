@@ -3,10 +3,10 @@
 # All parts run at the same time. They differ in priority, so that none takes the processors from the one before:
 #   alone   those that measure time or take all cores, marked `alone`: two files at a time, at the priority that this script has.
 #   shared  those that may share the machine: they mostly wait, so several files run at a time, also on two cores.
-#   unit    tests/unit, which compute: in one process, which imports them once.
+#   unit    tests/unit, which compute: two files at a time, so that none of two cores is idle when only these are left.
 # What fails runs once more while nothing else does. A test that passes only then is listed: it may have a deadline
 # that a loaded machine does not meet, or have found a fault that shows under load.
-# $TEST_WORKERS: how many files at a time in `shared`, 6 unless set. Ends with 0 when all passed, with 5 when no part had a
+# $TEST_WORKERS: how many files at a time in `shared`, 6 unless set. $TEST_PRIORITY: `same` for all parts. Ends with 0 when all passed, with 5 when no part had a
 # test, else with pytest's own status.
 set -u
 
@@ -17,6 +17,7 @@ shift
 first() {
     name=$1 nice=$2 workers=$3
     shift 3
+    if [ "${TEST_PRIORITY:-}" = same ]; then nice=0; fi
     set -- "$python" -m pytest --part "$name" -o "cache_dir=.pytest_cache/$name" "$@" -n "$workers" --dist loadfile --no-loadscope-reorder
     if command -v setsid >/dev/null; then
         # Linux shares the processors between sessions by the sessions' priorities, whatever those of their processes are
@@ -49,13 +50,13 @@ end_all() {
     signal_all INT
     (sleep 10; signal_all TERM) >/dev/null 2>&1 </dev/null &
     wait $pids
-    kill "$!"
+    kill "$!" 2>/dev/null
 }
 
 logs=$(mktemp -d)
 (first alone 0 2 "$@") >"$logs/alone" 2>&1 &
 alone_pid=$!
-(first unit 19 0 "$@") >"$logs/unit" 2>&1 &
+(first unit 19 2 "$@") >"$logs/unit" 2>&1 &
 unit_pid=$!
 (first shared 5 "${TEST_WORKERS:-6}" "$@") &
 shared_pid=$!
