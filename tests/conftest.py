@@ -69,6 +69,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=("unit", "shared", "alone"), help=says)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if part := config.getoption("--part"):
+        os.environ["TEST_PART"] = part  # tests.servers gives each part ports of its own
+
+
 def part_of(item: pytest.Item) -> str:
     if item.get_closest_marker("alone") is not None:
         return "alone"

@@ -1,6 +1,7 @@
 """A DistributedDataParallel training on the CPU with a known truth: where each rank sleeps. Each rank's last line is its report as JSON.
 
 Under torchrun, or with RANK, WORLD_SIZE and MASTER_* set, it is one rank; `--spawn N` makes N ranks of its own. A helper of the tests.
+Once the `--end-file` is there, all ranks end after the same step, before `--steps`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--method", default="spawn")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--end-file", type=Path)
     parser.add_argument("--data", type=float, default=0.01)
     parser.add_argument("--compute", type=float, default=0.02)
     parser.add_argument("--slow-rank", type=int, default=-1)
@@ -38,10 +41,19 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def batches(count: int, seconds: float) -> Iterator[torch.Tensor]:
-    for _ in range(count):
+def batches(wanted: argparse.Namespace, seconds: float) -> Iterator[torch.Tensor]:
+    for step in range(wanted.steps):
+        if wanted.end_file is not None and wanted.end_file.exists() and step >= steps_of_all(step, wanted):
+            return
         time.sleep(seconds)
         yield torch.ones(8, 16)
+
+
+def steps_of_all(step: int, wanted: argparse.Namespace) -> float:
+    """Return after how many steps all ranks end, by rank 0, which writes it before an all-reduce that the others need to go further."""
+    if dist.get_rank() == 0 and not wanted.end_file.stat().st_size:
+        wanted.end_file.write_text(str((step // wanted.accumulate + 1) * wanted.accumulate))
+    return float(wanted.end_file.read_text() or "inf")
 
 
 def save(step: int) -> None:
@@ -64,7 +76,7 @@ def train(rank: int, wanted: argparse.Namespace) -> None:
         work = wanted.compute + (wanted.slow_compute if late else 0.0)
         dist.barrier()
         body_s = 0.0
-        for step, batch in enumerate(w.steps(batches(wanted.steps, wait))):
+        for step, batch in enumerate(w.steps(batches(wanted, wait))):
             begin = time.perf_counter()
             last = (step + 1) % wanted.accumulate == 0
             with nullcontext() if last else model.no_sync():

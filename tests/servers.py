@@ -52,8 +52,9 @@ def require(*programs: str) -> str:
 
 
 def _ports() -> Iterator[int]:
-    """Yield ports below those that the system gives to connections by itself; each process of pytest-xdist has its own thousand."""
-    first = 20_000 + 1_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 12)
+    """Yield ports below those that the system gives to connections by itself; each process of a part's has its own thousand."""
+    before = {"unit": 0, "alone": 2}.get(os.environ.get("TEST_PART", ""), 4)  # processes of the parts before it
+    first = 20_000 + 1_000 * ((before + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))) % 12)
     start = random.randrange(1_000)
     return itertools.cycle(first + (start + each) % 1_000 for each in range(1_000))
 

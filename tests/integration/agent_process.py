@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -56,16 +56,21 @@ print(json.dumps({"states": dict(report.states), "steps": report.steps, "samples
 
 
 class Agent:
-    """One `gpuwatch agent`, with all of its series. It may be killed and started again on the same port, socket and history."""
+    """One `gpuwatch agent`, with all of its series. It may be killed and started again on the same port, socket and history.
 
-    def __init__(self, directory: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+    `general`: options of gpuwatch itself, as `--verbose`.
+    """
+
+    def __init__(
+        self, directory: Path, *options: str, environment: Mapping[str, str] | None = None, general: Sequence[str] = ()
+    ) -> None:
         self.directory = directory
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.endpoint = f"ipc://{directory}/hook.sock"
         self.history = directory / "history.db"
         self.log = directory / "agent.log"
-        self._options = options
+        self._options, self._general = options, general
         self._environment = dict(environment or os.environ)
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -76,7 +81,7 @@ class Agent:
             *(["--history", str(self.history)] if "--history" not in options else []),
             *(["--series", "full"] if "--series" not in options else []),
         ]
-        return [sys.executable, "-m", "gpuwatch", "agent", *given, *options]
+        return [sys.executable, "-m", "gpuwatch", *self._general, "agent", *given, *options]
 
     def start(self) -> Agent:
         with self.log.open("ab") as output:

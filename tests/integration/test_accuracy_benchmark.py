@@ -63,9 +63,11 @@ def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.alone
 @pytest.mark.parametrize(("name", "ledger"), ROWS)
 def test_injected_time_is_reported_within_two_points(name: str, ledger: str, accuracy: Any) -> None:
-    row = accuracy.in_a_process(name, ledger, SECONDS)
-    if not row.holds:  # a pause of the machine between two clocks is no error of the ledger: it does not come twice
-        row = accuracy.in_a_process(name, ledger, 2 * SECONDS)
+    # A pause of the machine between two clocks is no error of the ledger: it does not come each time.
+    for more in (1, 2, 4):
+        row = accuracy.in_a_process(name, ledger, more * SECONDS)
+        if row.holds:
+            break
     state, error = row.worst
     assert row.timeline == ledger
     assert abs(error) <= accuracy.BOUND_POINTS, (

@@ -227,7 +227,7 @@ def test_many_clients_at_once_cost_64_ranks_nothing(agent: Agent) -> None:
         took_s = []
         with ThreadPoolExecutor(100) as pool:
             for path, many in _PARALLEL:
-                answers = pool.map(_get, [agent] * many, [path] * many)
+                answers = pool.map(_get_at_last, [agent] * many, [path] * many)
                 begin_s = time.monotonic()
                 assert agent.metrics()["gpuwatch_build_info", __version__] == 1
                 took_s.append(time.monotonic() - begin_s)
@@ -241,6 +241,15 @@ def test_many_clients_at_once_cost_64_ranks_nothing(agent: Agent) -> None:
     print(f"{max(took_s):.2f} s for a scrape meanwhile, {resident_peak_mb(agent):.0f} MB")
     assert resident_peak_mb(agent) <= MOST_MB
     assert rejected(agent, "too_many_connections") == rejected(agent, "rate") == 0
+
+
+def _get_at_last(agent: Agent, path: str) -> bytes:
+    """Ask again where the connection was closed before an answer: beyond 64 of them, the agent closes the oldest."""
+    for _ in range(5):
+        with contextlib.suppress(ConnectionError):
+            if answer := _get(agent, path):
+                return answer
+    return _get(agent, path)
 
 
 def _get(agent: Agent, path: str) -> bytes:

@@ -88,7 +88,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_full_disk_is_counted_and_the_agent_goes_on(tmp_path: Path, small_disk: Path) -> None:
-    agent = Agent(tmp_path)
+    agent = Agent(tmp_path, general=("--verbose",))  # its log has recoveries too
     agent.history = small_disk / "history.db"
     with agent, Trainer(agent, run="full", data_s=0.0, compute_s=0.001):
         before = agent.wait_run("full")["steps"]
