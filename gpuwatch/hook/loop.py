@@ -14,6 +14,7 @@ from gpuwatch.hook.batches import move, sample_counter
 from gpuwatch.hook.metering import SAMPLE_EVERY, FetchEvidence, Sampling
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.session import Session
+from gpuwatch.host.frames import spawned_workers_sampled
 from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import EVAL
 
@@ -61,7 +62,8 @@ class Loop(Generic[T]):
         self._in_step_of_another = recorder.in_step and recorder.step_owner is not LOOSE
         recorder.begin_part(DATA_WAIT, self.began_ns)
         try:
-            self.iterator = iter(loader)
+            with spawned_workers_sampled(loader):
+                self.iterator = iter(loader)
             self.fetch = self.iterator.__next__
         finally:
             recorder.end_part(recorder.clock(), more_follows=True)
