@@ -223,12 +223,16 @@ class Decoded(Numbers):
         return torch.full((4,), float(index))
 
 
+def one_thread(worker_id: int) -> None:
+    torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_name_the_function_that_their_fetches_are_in(watch: Watch, context: str) -> None:
-    seeded = None if context == "fork" else torch.manual_seed
-    loader = DataLoader(Decoded(80, 0.025), 4, num_workers=2, multiprocessing_context=context, worker_init_fn=seeded)
+    init = None if context == "fork" else one_thread
+    loader = DataLoader(Decoded(80, 0.025), 4, num_workers=2, multiprocessing_context=context, worker_init_fn=init)
     assert [float(batch[0, 0]) for batch in watch.steps(loader)] == [4.0 * number for number in range(20)]
-    assert loader.worker_init_fn is seeded
+    assert loader.worker_init_fn is init
     window, _, _ = watch._publisher._window(closed=False)
     place = window.worker_place
     assert place is not None and place.function.endswith("Decoded.decode") and place.ratio > 0.7, place
