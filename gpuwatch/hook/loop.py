@@ -14,6 +14,7 @@ from gpuwatch.hook.batches import move, sample_counter
 from gpuwatch.hook.metering import SAMPLE_EVERY, FetchEvidence, Sampling
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.session import Session
+from gpuwatch.host.frames import spawned_workers_sampled
 from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import EVAL
 
@@ -45,14 +46,36 @@ class Loop(Generic[T]):
         self.owner = FetchEvidence()
         self._first = True
         self._sampling = Sampling(recorder, self.owner, session.find_device, session.hand_over)
-        self._nested = self.training = False
+        self._nested = self.training = self.is_open = False
         self._of_framework = of_framework
         # A loader that is iterated inside another one's fetch is a part of that wait.
-        self.is_open = recorder.claim_thread() and (recorder.doing() is not DATA_WAIT or bool(recorder.parts))
-        if not self.is_open:
+        self._given: Any = None  # the loader, until the first request
+        if not recorder.claim_thread() or self._is_inside_fetch():
             self.iterator = iter(loader)
             self.fetch = self.iterator.__next__
             return
+        self._given, self.began_ns = loader, recorder.clock()
+        recorder.end_taken()
+        level = recorder.enter(EVAL, self.began_ns) if self._is_evaluation() else 0
+        if not level:
+            session.guard(session.torch_hooks.optimizer.give_way)
+        self._in_step_of_another = recorder.in_step and recorder.step_owner is not LOOSE
+        recorder.begin_part(DATA_WAIT, self.began_ns)
+        try:
+            with spawned_workers_sampled(loader):
+                self.iterator = iter(loader)
+            self.fetch = self.iterator.__next__
+        finally:
+            recorder.end_part(recorder.clock(), more_follows=True)
+            recorder.exit(level, recorder.clock())
+
+    def _begin(self) -> bool:
+        """Begin with the first request: an iterator that is never asked interrupts nothing. Return whether this is a pass of its own."""
+        loader, self._given = self._given, None
+        self.is_open = loader is not None and not self._is_inside_fetch()
+        if not self.is_open:
+            return False
+        recorder, session = self.recorder, self._session
         begin = recorder.clock()
         recorder.end_taken()
         if self._is_evaluation():
@@ -60,25 +83,24 @@ class Loop(Generic[T]):
             self._nested = True
         else:
             session.guard(session.torch_hooks.optimizer.give_way)
-            if recorder.in_step and recorder.step_owner is not LOOSE:
+            if self._in_step_of_another and recorder.in_step and recorder.step_owner is not LOOSE:
                 recorder.enter(None, begin)
                 self._nested = True
         self._level = recorder.level
         self.training = not recorder.in_phase
         recorder.begin_part(DATA_WAIT, begin)
-        try:
-            self.iterator = iter(loader)
-        except BaseException:
-            recorder.end_part(recorder.clock())
-            self._close()
-            raise
         # The settings of an evaluation's loader do not affect the training.
         accounts = session.publisher.accounts
         self._before = accounts.loader, accounts.batch_bytes
-        session.begin_pass(self, loader, self.iterator, self.training and not of_framework)
+        session.begin_pass(self, loader, self.iterator, self.training and not self._of_framework)
         recorder.end_part(recorder.clock(), more_follows=True)
-        self.fetch = self.owner.counting(self.iterator) if self.training else self.iterator.__next__
+        if self.training:
+            self.fetch = self.owner.counting(self.iterator)
         session.find_device()  # after the first wait, which began without a device
+        return True
+
+    def _is_inside_fetch(self) -> bool:
+        return self.recorder.doing() is DATA_WAIT and not self.recorder.parts
 
     def _is_evaluation(self) -> bool:
         """Whether this loop is one without gradients in a run that trains: the loop of an evaluation."""
@@ -90,7 +112,7 @@ class Loop(Generic[T]):
     def ask(self) -> T:
         """End the open step and return the next one's batch, whatever else is going on."""
         recorder, owner = self.recorder, self.owner
-        if recorder.thread != get_ident() or not self.is_open:
+        if recorder.thread != get_ident() or not (self.is_open or self._begin()):
             return self._moved(self.fetch())
         if recorder.steady is owner:
             if not self._sampling.is_due():
@@ -214,7 +236,8 @@ class Loop(Generic[T]):
             self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._session.failed)
         if self.training:
             self._session.guard(self._session.first_batch, "reading a batch", self, batch)
-            if not self._of_framework and self._session.torch_hooks.optimizer.first_step(self.owner):
+            if not self._of_framework:
+                self._session.torch_hooks.optimizer.first_step(self.owner)
                 self.recorder.sample_after(1)  # so that `ask` is called next
 
     def _count(self, batch: T) -> None:

@@ -187,11 +187,11 @@ class Session:
     # A pass over a loader -------------------------------------------------------------------------------------------
 
     def begin_pass(self, loop: Any, loader: Any, iterator: Any, has_settings: bool) -> None:
-        """Prepare for a pass whose iterator was made: a part of the wait for its first batch."""
+        """Prepare for a pass, which asks for its first batch: a part of that wait."""
         self.loops.add(loop)
         self.guard(self.torch_hooks.begin_loop)
         if not self.recorder.in_phase:
-            self._pass_began_ns, self._trained_before = self.recorder.begin_ns, self.torch_hooks.optimizer.count
+            self._pass_began_ns, self._trained_before = loop.began_ns, self.torch_hooks.optimizer.count
         if has_settings:
             self.note_loader(loader, iterator)
             self.guard(self._health.begin_pass, "reading the loader's settings", iterator)

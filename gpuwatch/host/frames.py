@@ -1,17 +1,19 @@
 """Which function of the user's own a thread is in. Used on py-spy's samples of other processes, by the hook on its own process, and by loader
-workers that are forked from that on themselves."""
+workers of that on themselves."""
 
 import json
+import multiprocessing
 import os
 import re
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dis import opname
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from mmap import mmap
 from pathlib import Path, PurePosixPath
 from random import Random
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import run_queue_s, stat
+from gpuwatch.ledger.events import DATA_WAIT
 
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
@@ -34,7 +37,7 @@ _FRAMEWORKS = re.compile(
 """Never a user's own package, even where the user's code is an installed package itself."""
 _FETCH, _EVERY_S, _WRITE_EVERY = "/torch/utils/data/_utils/fetch.py", 0.05, 8  # of a loader worker that samples itself
 _SLOTS, _SLOT_BYTES = 64, 512  # a worker's (pid, samples in fetches, place) as JSON, in the slot of its pid
-_shared = mmap(-1, _SLOTS * _SLOT_BYTES)
+_shared: list[Any] = [mmap(-1, _SLOTS * _SLOT_BYTES)]  # that of spawned workers is the second
 _LEAST = 8  # fewer samples than this name no place
 _random = Random().random  # the program's own numbers stay as without
 _SWITCH_S = 2e-5
@@ -44,7 +47,8 @@ _INTERRUPTED = {"RESUME", "JUMP_BACKWARD"}  # instructions at which a thread is 
 _OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
 """Instructions at which no thread is interrupted: one that is found there is in an operator that has given the lock up, such as torch's."""
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
-
+_GIVES = {"put", "put_nowait", "set_result"}  # a function that names one of these gives results to other threads
+ELSEWHERE = ", in another thread"
 
 SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
 _WAITS = "the wait for the workers"
@@ -104,15 +108,18 @@ class OwnFrames:
     def sample(
         self, thread: int | None, doing: str, in_python: str = "", kept: bool = False, is_start: bool = False
     ) -> None:
-        """Take one sample of a thread, in any other one. Nothing where it has no Python frame.
+        """Take one sample of a thread, in any other one. Nothing where it has no Python frame. A fetch that waits for another thread is where that is.
 
         `in_python`: a name for the same samples with places for those alone in which it runs Python code that is not torch's. Such a
         thread waits for the interpreter's lock, which operators of torch give up. `kept`: what `interrupting` has returned.
         """
-        frame = sys._current_frames().get(thread or 0)
+        frames = sys._current_frames()
+        frame = frames.pop(thread or 0, None)
         if frame is None:
             return
         place, deepest, names = _place(frame), frame.f_code.co_filename, frame.f_globals
+        if (is_start or doing is DATA_WAIT) and deepest.endswith("/threading.py"):
+            place = next(filter(None, map(_place_of_producer, frames.values())), place)
         if is_start and place is None:
             place = _starting(frame)
         self._places.setdefault(doing, Counter())[place] += 1
@@ -211,14 +218,50 @@ def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
     return None
 
 
+def _place_of_producer(frame: FrameType) -> tuple[str, str, int] | None:
+    """Return where a thread is that prepares what another one waits for; None for one that waits itself, or does something else."""
+    waits = frame.f_code.co_filename.endswith("/threading.py")
+    gives = not waits and any(not _GIVES.isdisjoint(each.f_code.co_names) for each, _ in walk_stack(frame))
+    place = _place(frame) if gives else None
+    return None if place is None else (place[0], place[1] + ELSEWHERE, place[2])
+
+
+@contextmanager
+def spawned_workers_sampled(loader: Any) -> Iterator[None]:
+    """Have workers that a torch loader spawns meanwhile sample themselves: its `worker_init_fn` starts that."""
+    then = unchanged = object()
+    with suppress(Exception):  # it is another iterable
+        context = loader.multiprocessing_context or multiprocessing
+        method = context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        if loader.num_workers and method != "fork":
+            from multiprocessing.sharedctypes import RawArray
+
+            if len(_shared) == 1:
+                _shared.append(RawArray("c", _SLOTS * _SLOT_BYTES))
+            then = loader.worker_init_fn
+            loader.worker_init_fn = partial(_init_sampled, then, _shared[1])
+    try:
+        yield
+    finally:
+        if then is not unchanged:
+            loader.worker_init_fn = then
+
+
+def _init_sampled(then: Callable[[int], None] | None, shared: Any, worker_id: int) -> None:
+    with suppress(RuntimeError):  # no more threads
+        threading.Thread(target=_sample, args=(threading.get_ident(), shared), daemon=True).start()
+    if then is not None:
+        then(worker_id)
+
+
 def sample_worker() -> None:
     """Sample this process from now on, if it was forked just now to be a worker of a torch loader. Raises: RuntimeError."""
     codes = (frame.f_code for frame, _ in walk_stack(sys._getframe()))
     if any(code.co_name == "__init__" and code.co_filename.endswith("dataloader.py") for code in codes):
-        threading.Thread(target=_sample, args=(threading.get_ident(),), daemon=True).start()
+        threading.Thread(target=_sample, args=(threading.get_ident(), _shared[0]), daemon=True).start()
 
 
-def _sample(worker: int) -> None:
+def _sample(worker: int, shared: Any) -> None:
     frames, at, samples, number, never = OwnFrames(), os.getpid() % _SLOTS * _SLOT_BYTES, 0, 0, threading.Event()
     with suppress(Exception):  # the worker goes on without
         while True:
@@ -230,14 +273,14 @@ def _sample(worker: int) -> None:
                 samples += 1
             if number % _WRITE_EVERY == 0 and (place := frames.most_frequent(_FETCH)) is not None:
                 text = json.dumps((os.getpid(), samples, place)).encode().ljust(_SLOT_BYTES)
-                _shared[at : at + _SLOT_BYTES] = text[:_SLOT_BYTES]
+                shared[at : at + _SLOT_BYTES] = text[:_SLOT_BYTES]
 
 
 def worker_place(pids: Sequence[int]) -> Place | None:
     """Return the function that the fetches are most often in of the worker, of these, that fetches most; None where that is not known."""
     found: list[tuple[int, list[Any]]] = [(0, [])]
-    for at in range(0, len(_shared), _SLOT_BYTES):
+    for shared, at in product(_shared, range(0, _SLOTS * _SLOT_BYTES, _SLOT_BYTES)):
         with suppress(ValueError):  # empty, or being written
-            pid, samples, place = json.loads(_shared[at : at + _SLOT_BYTES].rstrip(b"\0"))
+            pid, samples, place = json.loads(shared[at : at + _SLOT_BYTES].rstrip(b"\0"))
             found += [(samples, place)] if pid in pids else []
     return Place(*most) if (most := max(found)[1]) else None

@@ -25,7 +25,7 @@ _training_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # thos
 
 def watch_loaders(module: ModuleType) -> None:
     """Watch every loader of this module that the main thread iterates. What Accelerate prepares fetches a batch ahead of the DataLoader inside."""
-    for name in ("DataLoader", "StatefulDataLoader", "DataLoaderShard", "DataLoaderDispatcher"):
+    for name in ("DataLoader", "_BaseDataLoaderIter", "StatefulDataLoader", "DataLoaderShard", "DataLoaderDispatcher"):
         found = getattr(module, name, None)
         if found is not None and found.__module__ == module.__name__:
             _watch_iteration(found)

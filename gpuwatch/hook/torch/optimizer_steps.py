@@ -30,7 +30,9 @@ class OptimizerSteps:
         self._hooks: list[Any] = []  # after each step of an optimizer; once no module was called, before each too
         self._bounded_by = 0  # the optimizer whose step began the open one
         self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
-        self._evaluates = False  # whether its first call of a module does not train
+        self._evaluates = False  # whether its first step does not train
+        self._recorded = 0  # how much autograd had recorded before that step, where no optimizer of torch's is known
+        self._records = False  # whether it has recorded anything in the first step of any pass
         self._first_hooks: list[Any] = []  # while that is waited for
         self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
         self._pass = 0  # the module whose pass without gradients is open
@@ -71,19 +73,24 @@ class OptimizerSteps:
         if recorder.step_owner is self._owner and recorder.thread == get_ident() and self._leave_forward():
             self.end(recorder.clock())
 
-    def first_step(self, of_pass: object) -> bool:
-        """A pass has its first batch; return whether `evaluates` can tell, after its first step, that it is an evaluation."""
+    def first_step(self, of_pass: object) -> None:
+        """A pass has its first batch; `evaluates` can tell after its first step whether it is an evaluation."""
         remove_hooks(self._first_hooks)
-        self._pass_began, self._evaluates = (of_pass, self.count), False
+        self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
         if self.count:
             register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
             self._first_hooks.append(register(lambda module, _: self._guarded(self._note_call, module)))
-        return bool(self.count)
 
     def evaluates(self, of_pass: object) -> bool:
-        """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer."""
+        """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer.
+
+        Without an optimizer of torch's: autograd has recorded nothing in it, but has in the first step of an earlier pass.
+        """
         if self._pass_began[0] is of_pass:
             remove_hooks(self._first_hooks)  # no module was called
+            if not self.count:
+                records = _recorded() > self._recorded
+                self._evaluates, self._records = self._records and not records, self._records or records
         return self._evaluates and self._pass_began == (of_pass, self.count)
 
     def _note_call(self, module: Any) -> None:
@@ -190,6 +197,11 @@ class OptimizerSteps:
         if self._pass == id(module):
             self._pass = 0
             self._recorder.begin_gap(self._recorder.clock())
+
+
+def _recorded() -> int:
+    """Return a number that grows with each operation of this thread that autograd records; 0 where torch has none."""
+    return int(getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", int)())
 
 
 def at_each_optimizer_step(call: Callable[..., None], when: Literal["pre", "post"] = "post") -> Any | None:

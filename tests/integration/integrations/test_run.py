@@ -173,6 +173,78 @@ def test_what_a_loader_s_own_class_does_to_a_batch_is_a_wait_for_it(tmp_path: Pa
     assert spent_s["compute"] >= 0.6, spent_s
 
 
+OWN_TRAINERS = """
+import itertools, json, sys, time, torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+class Slow(torch.utils.data.Dataset):
+    def __init__(self, items):
+        self.items = items
+    def __len__(self):
+        return self.items
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return torch.ones(4)
+class Ahead:
+    def __init__(self, dataset, workers):
+        self.loader = torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=workers)
+        self.batches = None
+    def __iter__(self):
+        self.batches = iter(self.loader)
+        for _ in range(len(self.loader)):
+            yield next(self.batches)
+        self.batches = iter(self.loader)
+class OwnLoader:
+    def __init__(self, dataset, workers):
+        self.parts = torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=workers)
+    def __iter__(self):
+        made = (_MultiProcessingDataLoaderIter if self.parts.num_workers else _SingleProcessDataLoaderIter)(self.parts)
+        for batch in made:
+            yield batch.float()
+kind, workers = {"ahead": Ahead, "own": OwnLoader}[sys.argv[1]], int(sys.argv[2])
+torch.manual_seed(0)
+weight = torch.randn(4, requires_grad=True)
+loader, validation = kind(Slow(20), workers), kind(Slow(8), workers)
+spent = {"eval": 0.0, "compute": 0.0}
+for epoch in range(2):
+    for batch in loader:
+        begin = time.perf_counter()
+        (batch @ weight).square().mean().backward()
+        with torch.no_grad():
+            weight -= 0.01 * weight.grad
+        time.sleep(0.03)
+        spent["compute"] += time.perf_counter() - begin
+    begin = time.perf_counter()
+    for batch in validation:
+        with torch.no_grad():
+            (batch @ weight).square().mean()
+        time.sleep(0.01)
+    spent["eval"] += time.perf_counter() - begin
+print(json.dumps({**spent, "weight": weight.tolist()}))
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("kind", ["ahead", "own"])
+def test_a_trainer_with_a_loader_and_an_optimizer_of_its_own_is_watched(
+    kind: str, workers: str, tmp_path: Path
+) -> None:
+    """As Keras, which makes the next pass's iterator before it validates, and fastai, whose loader makes torch's iterators itself."""
+    program = [sys.executable, "-c", OWN_TRAINERS, kind, workers]
+    done = run(tmp_path, program)
+    assert done.code == 0, done.err
+    truth = json.loads(done.out)
+    (totals,) = done.totals
+    assert totals.steps == 20, done.err
+    spent_s = {state: ns / 1e9 for state, ns in totals.states_ns.items()}
+    assert spent_s["compute"] == pytest.approx(truth["compute"], abs=0.1), (spent_s, truth)
+    assert 0.2 <= spent_s["eval"] <= truth["eval"] + 0.1, (spent_s, truth)
+    if workers == "0":  # the start of workers is a wait before it is known what the pass is for
+        assert spent_s["eval"] == pytest.approx(truth["eval"], abs=0.1), (spent_s, truth)
+        assert 0.8 <= spent_s["input_wait"] <= 1.1, spent_s
+        plain = subprocess.run(program, capture_output=True, text=True, check=True)
+        assert json.loads(plain.stdout)["weight"] == truth["weight"]
+
+
 SUBCLASS = """
 import torch
 from ignite.engine import Engine

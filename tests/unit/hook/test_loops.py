@@ -119,6 +119,30 @@ def test_iter_is_eager_as_the_loaders_own(watch: Watch, clock: Clock) -> None:
     assert states_ms(watch) == {"startup": 2_000, "input_wait": 6, "compute": 14}
 
 
+@pytest.mark.parametrize("is_made_twice", [False, True])
+@pytest.mark.parametrize("phase", ["eval", ""])
+def test_an_iterator_that_is_made_ahead_interrupts_nothing(
+    watch: Watch, clock: Clock, is_made_twice: bool, phase: str
+) -> None:
+    """Keras makes the next pass's inside the last step, validates, and then makes one more, or takes its batches."""
+    loader = watch.steps(Loader(clock, 3, start_ms=4))
+    batches = iter(loader)
+    for _ in range(2):
+        for _ in range(3):
+            next(batches)
+            clock.sleep_ms(7)
+        batches = iter(loader)
+        clock.sleep_ms(20)
+        if phase:
+            with watch.phase(phase):
+                train(watch.steps(Loader(clock, 2, 5)), clock, 5)
+        if is_made_twice:
+            batches = iter(loader)
+    states = {"input_wait": 18 + 4 * (5 if is_made_twice else 3), "compute": 42, "other": 40}
+    assert states_ms(watch) == (states | {"eval": 40} if phase else states)
+    assert steps(watch) == 6 and watch._recorder.levels == []
+
+
 @pytest.mark.parametrize(
     "wrap",
     [enumerate, lambda loop: itertools.islice(loop, 3), zip, lambda loop: map(lambda x: (x,), loop)],

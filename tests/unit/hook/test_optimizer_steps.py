@@ -117,6 +117,26 @@ def test_a_pass_that_only_evaluates_is_an_evaluation(training: Training, inside:
     assert training.watch.report().steps == 8
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_where_torch_has_no_optimizer_a_pass_that_autograd_records_nothing_of_is_an_evaluation(
+    training: Training, trains: bool
+) -> None:
+    """Unless autograd has never recorded anything, as where another framework computes."""
+
+    def a_pass(wait_ms: float, is_validation: bool) -> None:
+        for _ in training.watch.steps(training.batches(3, wait_ms)):
+            with torch.set_grad_enabled(trains and not is_validation):  # of Keras: not its __call__, which hooks see
+                training.model.forward(torch.ones(1, 2))
+            training.clock.sleep_ms(10)
+
+    for _ in range(2):
+        a_pass(20, False)
+        a_pass(5, True)
+    states = training.states_ms()
+    assert states == {"input_wait": 120, "compute": 60, "eval": 90} if trains else {"input_wait": 150, "compute": 120}
+    assert training.watch.report().steps == (6 if trains else 12)
+
+
 def test_a_pass_with_frozen_weights_or_accumulated_gradients_is_training(training: Training) -> None:
     training.step(0, 10)
     teacher = torch.nn.Linear(2, 2).eval()
