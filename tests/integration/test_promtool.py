@@ -160,26 +160,21 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "GpuStarved",
             "stale: the agent",
         ),
+        ("unless on (job, run) run:gpuwatch_run:ended", "", "GpuStarved", "fires: a 64-rank"),
         (
-            "unless on (job, run) last_over_time(run:gpuwatch_run_up:max[15m]) == 0",
-            "",
-            "GpuStarved",
-            "fires: a 64-rank",
-        ),
-        (
-            "\n        unless on (job, run) last_over_time(run:gpuwatch_run_up:max[15m]) == 0\n      )\n",
+            "\n        unless on (job, run) run:gpuwatch_run:ended\n      )\n",
             "\n      )\n",
             "ShmForecast",
             "fires: until",
         ),
         (
-            "\n        unless on (job, run) last_over_time(run:gpuwatch_run_up:max[15m]) == 0\n      )\n",
-            "\n      )\n",
+            "\n        unless on (job, run) run:gpuwatch_run:ended\n        unless on (job, instance, gpu, UUID) gpu_kind",
+            "\n        unless on (job, instance, gpu, UUID) gpu_kind",
             "GpuHeldIdle",
             "fires: until",
         ),
         (
-            "\n        unless on (job, run) last_over_time(run:gpuwatch_run_up:max[15m]) == 0\n      )\n",
+            "\n        unless on (job, run) run:gpuwatch_run:ended\n      )\n",
             "\n      )\n",
             "GpuThrottled",
             "fires: until",
@@ -368,7 +363,7 @@ def _needed(rules: str, scenarios: str) -> str:
 
 def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
-    assert "11 inhibit rules" in output
+    assert "13 inhibit rules" in output
     assert "5 receivers" in output
 
 
