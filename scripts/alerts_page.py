@@ -54,7 +54,7 @@ def page() -> str:
 def keys(rule: Rule) -> list[str]:
     """Return the fields of AlertThresholds that an alert depends on, through the recorded series that it reads too."""
     recording = template("recording.yml")
-    recorded = {each["record"]: each for group in recording["groups"] for each in group["rules"] if "when" not in each}
+    recorded = [each for group in recording["groups"] for each in group["rules"] if "when" not in each]
     texts = recording["texts"] | template("alerts.yml")["texts"]
     found, todo, done = set(), [rule["expr"], str(rule.get("for"))], set()
     while todo:
@@ -62,7 +62,7 @@ def keys(rule: Rule) -> list[str]:
         used = names(text)
         found |= used
         more = [texts[name] for name in used & set(texts)]
-        more += [each["expr"] + str(each.get("for_each", "")) for name, each in recorded.items() if name in text]
+        more += [each["expr"] + str(each.get("for_each", "")) for each in recorded if each["record"] in text]
         todo += [each for each in more if each not in done]
         done.update(more)
     return [name for name in DEFAULTS if {name, name.removesuffix("_s")} & found]

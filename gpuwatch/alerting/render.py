@@ -115,7 +115,13 @@ def _rules(rule: Rule, values: Mapping[str, str], thresholds: AlertThresholds) -
 
 
 def _held(
-    alert: str, record: str, own: str | None, by: str, over: str | None, values: Mapping[str, str], thresholds: AlertThresholds
+    alert: str,
+    record: str,
+    own: str | None,
+    by: str,
+    over: str | None,
+    values: Mapping[str, str],
+    thresholds: AlertThresholds,
 ) -> str:
     """Return the expression of an alert: held like keep_firing_for, but not past the end of the run or job, nor where `over` has a series; of
     `run_alert` with its owner.
@@ -180,7 +186,10 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     values["runbooks"] = (
         values["own_runbooks"] if thresholds.runbooks != RUNBOOKS else RUNBOOKS.replace("127.0.0.1:9478", "${agent}")
     )
-    phases = (getattr(thresholds, f"phase_{state}_s") for state in ("eval", "checkpoint", "startup", "other", "compile", "step"))
+    phases = (
+        getattr(thresholds, f"phase_{state}_s")
+        for state in ("eval", "checkpoint", "startup", "other", "compile", "step")
+    )
     values["longest_phase_s"] = f"{max(phases):g}"
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
     values["sweep_before"], values["sweep_memory"] = (duration(n * thresholds.sweep_window_s) for n in (2, 3))
