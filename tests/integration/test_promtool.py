@@ -168,10 +168,10 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "fires: until",
         ),
         (
-            "\n        unless on (job, run) run:gpuwatch_run:ended\n        unless on (job, instance, gpu, UUID) gpu_kind",
-            "\n        unless on (job, instance, gpu, UUID) gpu_kind",
+            "\n        unless on (job, run) run:gpuwatch_run:ended\n      unless on (job, instance, gpu, UUID) gpu_kind",
+            "\n      unless on (job, instance, gpu, UUID) gpu_kind",
             "GpuHeldIdle",
-            "fires: until",
+            "fires: until the run",
         ),
         (
             "\n        unless on (job, run) run:gpuwatch_run:ended\n      )\n",
