@@ -64,14 +64,17 @@ docs: $(STAMP) ## build the documentation into site/; a broken link or a page ou
 
 check: lint docs test ## all that CI runs: lint, documentation and tests
 
+# What a command prints becomes the file only where it ended well.
+write = $(1) > $(2).new && mv $(2).new $(2)
+
 golden: $(STAMP) ## write all generated files: Grafana dashboards, Prometheus rules, pages of the docs, golden files
 	$(BIN)/python scripts/grafana_dashboards.py
-	$(BIN)/gpuwatch rules > deploy/prometheus/rules/gpuwatch.yml
-	$(BIN)/python scripts/metrics_page.py > docs/reference/metrics.md
-	$(BIN)/python scripts/thresholds_page.py > docs/reference/thresholds.md
-	$(BIN)/python scripts/alerts_page.py > docs/reference/alerts.md
+	$(call write,$(BIN)/gpuwatch rules,deploy/prometheus/rules/gpuwatch.yml)
+	$(call write,$(BIN)/python scripts/metrics_page.py,docs/reference/metrics.md)
+	$(call write,$(BIN)/python scripts/thresholds_page.py,docs/reference/thresholds.md)
+	$(call write,$(BIN)/python scripts/alerts_page.py,docs/reference/alerts.md)
 	$(BIN)/python scripts/causes_page.py
-	$(BIN)/python scripts/commands_page.py > docs/reference/commands.md
+	$(call write,$(BIN)/python scripts/commands_page.py,docs/reference/commands.md)
 	$(BIN)/python scripts/report_schemas.py
 	$(BIN)/python scripts/api_page.py
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit tests/integration/test_alert_messages.py -k "golden or metrics_page or doctor_examine"

@@ -82,7 +82,7 @@ class Run(msgspec.Struct, frozen=True):
     states: Mapping[str, float] = {}  # Seconds by state over the whole run.
     phases: Mapping[str, float] = {}
     """The part of the state `other` in declared phases, in seconds by name; those after eight names are "rest"."""
-    energy_joules: Mapping[str, float] = {}  # By state, of the GPUs that the rank alone held; empty: not measured.
+    energy_joules: Mapping[str, float] = {}  # By state of its GPUs, its share of shared ones; empty: not measured.
     attempts: int = 1  # Of its job, this one included.
     goodput_ratio: float | None = None  # Of its job, as in `Job`.
     goodput_is_exact: bool = True  # False: it is at most that, as no global step number was given.

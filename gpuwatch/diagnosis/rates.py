@@ -105,6 +105,7 @@ DENSE_PEAKS = {
         ("NVIDIA A30", Peak(165e12, 56 * 2048)),
         ("NVIDIA A40", Peak(149.7e12, 84 * 1024)),
         ("NVIDIA A10", Peak(125e12, 72 * 1024)),
+        ("NVIDIA A2", Peak(18e12, 10 * 1024)),
         ("NVIDIA L40S", Peak(362e12, 142 * 1024)),
         ("NVIDIA L4", Peak(121e12, 58 * 1024)),
         ("Tesla V100 SXM2", Peak(125e12, 80 * 1024)),

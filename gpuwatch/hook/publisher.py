@@ -59,7 +59,7 @@ class Publisher:
         self.send_buffer = SendBuffer(endpoint)
         self._encoder: Encoder | None = None
         self._facts = facts
-        self._hello_due = True
+        self.hello_due = True
         self._accepted = False  # an agent has taken a message
         self._dropped = 0  # steps that were never put into a message, because there was no agent
         self._overhead_ns = 0
@@ -252,7 +252,7 @@ class Publisher:
         published, buffer = 0, self.send_buffer
         try:
             if hello:
-                self._hello_due = True
+                self.hello_due = True
                 try:
                     buffer.find_agent()
                 except ConfigError as error:
@@ -260,7 +260,7 @@ class Publisher:
             if buffer.sender is None:
                 return
             encoder = self._current_encoder()
-            if self._hello_due:
+            if self.hello_due:
                 self._send_hello(encoder, buffer.sender, _CONNECT_TRIES if bye and not self._accepted else 1)
             while True:  # without steps too: a heartbeat
                 steps = unsent[published : published + wire.MAX_STEPS_A_MESSAGE]
@@ -302,7 +302,7 @@ class Publisher:
             with self.accounts.lock:
                 message = encoder.hello(self.accounts)
             if sender.send(message):
-                self._hello_due, self._accepted = False, True
+                self.hello_due, self._accepted = False, True
                 return
             if left:
                 time.sleep(_CONNECT_TRY_S)
@@ -316,7 +316,7 @@ class Publisher:
         if before is not None:
             self.send_buffer.append(before.message(wire.Bye, self._totals(), failed=False))
             self.send_buffer.flush()
-            self._hello_due = True
+            self.hello_due = True
         self._encoder = Encoder(now, self._facts, self._recorder.clock)
         return self._encoder
 

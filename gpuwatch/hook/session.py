@@ -179,6 +179,7 @@ class Session:
                 with accounts.held():
                     accounts.apply(self.recorder.clock())
                     accounts.first_step = max(-(2**53), min(number, 2**53)) - accounts.timeline.counts.steps
+                self.publisher.hello_due = True  # the agent knows it before the steps
 
         self.guard(count, "counting global steps")
 

@@ -242,7 +242,7 @@ class FakeAgent:
     def gpu(self, n: int) -> dict[str, Any]:
         """Return a GPU as /api/v1/status has it."""
         state, memory = GPU_NOW[n], (10 + n) * 2**30
-        return {"gpu": str(n), "uuid": f"GPU-{n}", "name": "NVIDIA H200", "state": state, "utilization_ratio": 0.1 * n,
+        return {"gpu": str(n), "uuid": f"GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "state": state, "utilization_ratio": 0.1 * n,
                 "memory_used_bytes": memory, "memory_total_bytes": 80 * 2**30, "power_watts": 100.0 * (n + 1),
                 "run": RUN_ID if n < 6 else None,
                 "owner": None if state == "unallocated" else f"alice, pid {4711 + n} (python)"}  # fmt: skip
@@ -267,7 +267,7 @@ class FakeAgent:
             owned = {"run": run["run"] if n < 6 else "", "rank": "0" if n < 6 else "", "user": "alice", "job_id": "17",
                      "workload_namespace": "", "workload_pod": "", "workload_container": ""}  # fmt: skip
             lines += [
-                ("gpuwatch_gpu_info", {**gpu, "modelName": "NVIDIA H200"}, 1),
+                ("gpuwatch_gpu_info", {**gpu, "modelName": "NVIDIA H100 80GB HBM3"}, 1),
                 ("gpuwatch_gpu_owner_info", {**gpu, **owned}, 1),
             ]
         for metric, known in {**SAMPLES, **GPU_SAMPLES}.items():

@@ -237,14 +237,16 @@ class GpuAccount:
             self.shared_s[owner] = self.shared_s.pop(owner, 0.0) + share * passed_s
         for owner in list(self.shared_s)[:-_MOST_ACCOUNTS]:
             del self.shared_s[owner]
-        run_before, before = self.run, dict(self.ledger.energy.joules)
+        held_before, before = self.running, dict(self.ledger.energy.joules)
         self.ledger.energy.read(None if reading is None else reading.energy_joules, now_ns)
         self._book_time(reading, runs, now_ns)
-        of = [account_of(each.owner) for each in self.running]
-        for each, account in zip(self.running, of, strict=True):
-            each.lent_s += passed_s * (1 - shared.get(account, of.count(account) / len(of)) / of.count(account))
-        if (run := self.run or run_before) is not None:  # one that has just left: its last seconds
-            run.add_energy(before, self.ledger.energy.joules)
+        used = {state: joules - before.get(state, 0.0) for state, joules in self.ledger.energy.joules.items()}
+        holders = self.running or held_before  # those that have just left: their last seconds
+        of = [account_of(each.owner) for each in holders]
+        for each, account in zip(holders, of, strict=True):
+            share = shared.get(account, of.count(account) / len(of)) / of.count(account)
+            each.lent_s += passed_s * (1 - share) if self.running else 0.0
+            each.add_energy(used, share)
 
     def _book_time(self, reading: GpuReading | None, runs: Sequence[Run], now_ns: int) -> None:
         running = [run for run in runs if run.status == RUNNING and run.ledger is not None]

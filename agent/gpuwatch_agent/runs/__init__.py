@@ -75,7 +75,7 @@ class Run(msgspec.Struct, eq=False):
     gpus: dict[str, str] = {}  # models of the GPUs that it held last, by UUID: its time is charged for them
     lent_s: float = 0.0  # seconds of its GPUs that are those of others, whose processes held them too
     oom: MemoryKills | None = None  # what the kernel's OOM killer did as the run was lost
-    energy_joules: dict[str, float] = {}  # energy by state of the GPUs that it alone held
+    energy_joules: dict[str, float] = {}  # its share of its GPUs' energy, by state of the GPU
     conclusion: Conclusion | None = None  # by its only process, at its end
 
     trace: Trace = msgspec.field(default_factory=Trace)
@@ -134,8 +134,9 @@ class Run(msgspec.Struct, eq=False):
             self.hello = message
             if sender.first_step is None:
                 sender.first_step = message.first_step
-            if message.process_start_ticks and message.origin.boot_id == self.boot_id and not sender.process_began_s:
-                sender.process_began_s = now_s - now_ns / 1e9 + message.process_start_ticks / _TICKS_PER_S
+            if not sender.began_ns:
+                ticks = message.process_start_ticks if message.origin.boot_id == self.boot_id else 0
+                sender.began_ns = min(now_ns, ticks * 1_000_000_000 // _TICKS_PER_S)
             if self.status == LOST:
                 self._resume()
             return False
@@ -152,10 +153,10 @@ class Run(msgspec.Struct, eq=False):
             self._end(ENDED, now_s, [sender])
         return False
 
-    def add_energy(self, before: Mapping[str, float], now: Mapping[str, float]) -> None:
-        """Add what the joules by state of a GPU grew by, in a run's states."""
-        for state in now.keys() & set(RUN_STATES):
-            self.energy_joules[state] = self.energy_joules.get(state, 0.0) + now[state] - before.get(state, 0.0)
+    def add_energy(self, used: Mapping[str, float], share: float) -> None:
+        """Add its share of the joules by state that a GPU used, in a run's states."""
+        for state in used.keys() & set(RUN_STATES):
+            self.energy_joules[state] = self.energy_joules.get(state, 0.0) + used[state] * share
 
     def pass_time(self, now_ns: int, now_s: float, alive: bool | None) -> None:
         """Book silence as unknown, or end the run. `alive`: whether its process is; None where that is not visible."""
@@ -203,7 +204,7 @@ class Run(msgspec.Struct, eq=False):
         self.process_start_ns = self.ledger.start_ns
         if self.boot_id != boot_id:  # that boot's clock is gone: its times are mapped by the wall clock
             self.boot_id = boot_id
-            self.ledger.shift(now_ns - int((now_s - self.last_message_s) * 1e9) - self.ledger.watermark_ns)
+            self.ledger.shift(now_ns - int(max(0.0, now_s - self.last_message_s) * 1e9) - self.ledger.watermark_ns)
             if self.status == RUNNING:
                 self.status, self.ended_s = LOST, self.last_message_s
         self.activity = self.status if self.status != RUNNING else "startup"  # unless `pass_time` finds it silent
@@ -240,7 +241,7 @@ class Run(msgspec.Struct, eq=False):
         if sender is not None:
             sender.offset_ns = offset_ns
             return sender
-        sender = self.senders[origin.sender] = Sender(offset_ns)
+        sender = self.senders[origin.sender] = Sender(offset_ns, self.boot_id, began_ns=None)
         self.steps = RecentColumns()
         if len(self.senders) > SENDERS_KEPT:
             oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
@@ -252,7 +253,8 @@ class Run(msgspec.Struct, eq=False):
         start_ns, watermark_ns = totals.start_ns + sender.offset_ns, totals.watermark_ns + sender.offset_ns
         started_s = now_s - (now_ns - start_ns) / 1e9
         if sender.sent is None:
-            self.process_start_ns, sender.started_s = start_ns, started_s
+            self.process_start_ns = sender.started_ns = start_ns
+            sender.started_s = started_s
         if self.ledger is None:
             self.ledger, self.started_s = Ledger(start_ns), started_s
         elif sender.sent is None and start_ns > self.ledger.watermark_ns:

@@ -79,6 +79,18 @@ class Job:
     def end_s(self) -> float:
         return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
 
+    def place(self, sender: Sender) -> None:
+        """Move a new process's begin to its distance from the others': within a boot its clock has that, whatever the wall clock is set to."""
+        boot, at_s, moved_s = sender.boot_id, sender.started_s, 0.0
+        last = max(self.attempts.values(), key=lambda each: (each.sender.boot_id == boot, each.end_s), default=None)
+        if last is not None and last.sender.boot_id == boot:
+            moved_s = last.sender.started_s + (sender.started_ns - last.sender.started_ns) / 1e9 - at_s
+        elif last is not None:
+            moved_s = last.sender.moved_s or 0.0
+            if last.end_s > at_s + moved_s:  # the clock was set back: how far is not known
+                moved_s, sender.began_ns = last.end_s - at_s, sender.started_ns
+        sender.started_s, sender.moved_s = at_s + moved_s, moved_s
+
     def senders_of(self, run: Run) -> dict[str, Sender]:
         """Return the processes of a run's last attempts, as far as the run does not have them itself."""
         of_run = [(each.begin_s, key, each.sender) for (*at, key), each in self.attempts.items() if (*at,) == run.key]
@@ -130,7 +142,9 @@ class Jobs:
         """Take over what is known of these runs' processes."""
         changed: dict[str, tuple[Job, list[Run]]] = {}
         for run in runs:
-            name = run.run if run.hello is None else run.hello.job or run.run
+            if run.hello is None:  # whose it is comes with that
+                continue
+            name = run.hello.job or run.run
             job = self._jobs.get(name)
             if job is not None and run.uid is not None and job.uid not in (None, run.uid):
                 name = f"{name}@{run.uid}"
@@ -138,7 +152,7 @@ class Jobs:
             if job is None:
                 if len(self._jobs) >= MAX_JOBS:
                     self._forget_oldest(Counter(job.uid for job in self._jobs.values()).most_common(1)[0][0])
-                job = self._jobs[name] = Job(name, run.hello is not None and bool(run.hello.job), run.uid)
+                job = self._jobs[name] = Job(name, bool(run.hello.job), run.uid)
             if job.uid != run.uid:
                 continue
             changed.setdefault(name, (job, []))[1].append(run)
@@ -146,16 +160,13 @@ class Jobs:
                 run.earlier = job.senders_of(run)
             last, end_s = next(reversed(run.senders.values()), None), 0.0
             for key, sender in (run.earlier | run.senders).items():
-                if sender.sent is None:
-                    continue
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST
-                is_new = sender is last and not run.restored and (run.run, run.rank, key) not in job.attempts
-                of_rank = [each for each in job.attempts.values() if is_new and each.rank == run.rank]
-                ended_s = max((each.end_s for each in of_rank if each.status != RUNNING), default=0.0)
-                if ended_s > sender.started_s:  # the clock was set back
-                    sender.started_s = sender.process_began_s = ended_s
-                began_s, begin_s = sender.process_began_s or sender.started_s, max(sender.started_s, end_s)
-                alive_s = min(begin_s, max(began_s, end_s, begin_s - 60))
+                if sender.sent is None or (sender.began_ns is None and status == RUNNING):
+                    continue
+                if sender.moved_s is None and sender.started_ns:
+                    job.place(sender)
+                begin_s = max(sender.started_s, end_s)
+                alive_s = min(begin_s, max(sender.began_s, end_s, begin_s - 60))
                 end_s = begin_s + sum(sender.sent.states_ns.values()) / 1e9
                 attempt = Attempt(run.run, run.rank, sender, status, begin_s, end_s, alive_s)
                 if sender.done_before is None and sender.first_step is not None:
@@ -216,7 +227,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
             interrupted.append(number)
         if number:
             gap_s = max(0.0, attempt.begin_s - attempts[number - 1].end_s)
-            before_s = min(gap_s, max(0.0, attempt.begin_s - (sender.process_began_s or attempt.begin_s)))
+            before_s = min(gap_s, max(0.0, attempt.begin_s - sender.began_s))
             states[DOWN] += gap_s - before_s
             begun_ns = sender.begun_by_state()
             restart["imports"] += before_s
@@ -245,8 +256,8 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
     view = api.Job(
         job=job.job,
         status=cast(api.RunStatus, last.status),
-        started_s=attempts[0].begin_s,
-        last_message_s=last.end_s,
+        started_s=attempts[0].begin_s - (last.sender.moved_s or 0.0),
+        last_message_s=last.end_s - (last.sender.moved_s or 0.0),
         attempts=facts.attempts,
         interruptions=facts.interruptions,
         goodput_ratio=facts.goodput_ratio,

@@ -54,12 +54,15 @@ class Sender(msgspec.Struct):
     """One process that sends messages for a run."""
 
     offset_ns: int  # the agent's clock minus the process's
+    boot_id: str = ""  # of the agent's clock, on which are `started_ns` and `began_ns`
     sent: wire.Totals | None = None  # its last totals
     next_step: int = 0  # index of the step record that is expected next
     said_bye: bool = False
     pid: int = 0  # of the peer, by the kernel; 0: not known
-    started_s: float = 0.0  # Unix time at which its ledger begins
-    process_began_s: float = 0.0  # Unix time at which the process began; 0: not known
+    started_ns: int = 0  # when its ledger begins
+    began_ns: int | None = 0  # when the process began; 0: not known, None: it has sent no Hello yet
+    started_s: float = 0.0  # Unix time at which its ledger begins, but for:
+    moved_s: float | None = None  # how far its job moved that, against a clock that was set; None: not yet
     first_step: int | None = None  # global number of its step 0; None: not known
     done_before: int | None = None
     """Steps of the job before it, by global number: what it does again is `redone`. None: not known yet."""
@@ -91,6 +94,11 @@ class Sender(msgspec.Struct):
             COMPILE: self.begun_ns.get(COMPILE, 0),
             OTHER: sum(self.begun_ns.get(name, 0) for name in _SET_UP),
         }
+
+    @property
+    def began_s(self) -> float:
+        """Unix time at which the process began; where that is not known, its ledger."""
+        return self.started_s - (self.started_ns - self.began_ns) / 1e9 if self.began_ns else self.started_s
 
     @property
     def next_number(self) -> int | None:

@@ -303,6 +303,6 @@ def _share(name: str, used_bytes: float, whole_bytes: float, high_ratio: float) 
 
 
 def _three_digits(value: float) -> str:
-    if value < 0.005:
-        return "0"
+    if value < 0.1:
+        return f"{value:.2f}" if value >= 0.005 else "0"
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

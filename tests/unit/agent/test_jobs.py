@@ -461,7 +461,7 @@ def test_a_clock_that_is_set_back_loses_no_attempt() -> None:
     node.jobs.update([run])
     job = node.only()
     assert (job.attempts, job.redone_steps, job.steps) == (2, 20, 90)
-    assert sum(job.states.values()) == pytest.approx(8 + 4)
+    assert sum(job.states.values()) == pytest.approx(8 + 6 + 4)
 
 
 def test_ranks_that_start_a_moment_apart_redo_what_the_last_attempt_did_and_no_more() -> None:
@@ -664,3 +664,107 @@ def test_a_job_whose_first_attempts_are_no_longer_known_closes() -> None:
     assert (job.attempts, job.redone_steps) == (1, 20)
     assert job.states["redone"] == pytest.approx(2.0)
     assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+
+
+def requeued(
+    node: Node, *, set_s: float = 0.0, boot: str = BOOT, begin_s: int = 114, number: int = 2, rank: int = 0
+) -> None:
+    """Have a further attempt import for 1 s, make 20 steps, and be killed; all by a wall clock that was set by `set_s`."""
+    run = node.runs[f"slurm-7.{number}", rank] = Run(f"slurm-7.{number}", rank, boot)
+    hook = FakeHook(begin_s * S, run=run.run, rank=rank, sender=f"{number}-{rank}", boot_id=boot)
+    for _ in range(20):
+        hook.step()
+        for message in (hook.hello(start_ticks=begin_s * 100 - 100, first_step=90), hook.message()):
+            run.apply(message, hook.at_ns, wall_s(hook.at_ns) + set_s, peer_pid=number)
+        node.jobs.update([run])
+    run.pass_time(hook.at_ns + 3 * S, wall_s(hook.at_ns + 3 * S) + set_s, alive=False)
+    node.jobs.update([run])
+
+
+@pytest.mark.parametrize("agent", ["the same agent", "another agent", "an agent of another boot"])
+@pytest.mark.parametrize("set_s", [-3600.0, -2.0, 5.0, 3600.0])
+def test_a_clock_that_is_set_between_two_attempts_changes_no_time_of_the_job(set_s: float, agent: str) -> None:
+    node = Node()
+    lives(node, 98, 100, 110, run="slurm-7.0", pid=1)
+    requeued(node, set_s=set_s)  # 4 s after, of which it imports for 1 s; to 116
+    if agent != "the same agent":
+        records = [read_record(run.record() or b"") for run in node.runs.values()]
+        node = Node()
+        for record in records if agent == "an agent of another boot" else ():
+            record.restore("boot-b", 10 * S, wall_s(122 * S) + set_s)
+        node.jobs.update(sorted(records, key=lambda run: run.started_s))
+    if agent == "an agent of another boot":  # 10 s up at 122
+        run = node.runs["slurm-7.3", 0] = Run("slurm-7.3", 0, "boot-b")
+        hook = FakeHook(20 * S, run=run.run, sender="third", boot_id="boot-b").spend("startup", S)
+        for message in (hook.hello(start_ticks=1900, first_step=90), hook.message()):
+            run.apply(message, hook.at_ns, wall_s(hook.at_ns + 112 * S) + set_s)
+        node.jobs.update([run])  # 16 s after
+    else:
+        requeued(node, set_s=2 * set_s, begin_s=132, number=3)
+    job = node.only()
+    assert (job.attempts, job.runs) == (3, ("slurm-7.0", "slurm-7.2", "slurm-7.3"))
+    assert job.states["down"] == pytest.approx(3 + 15) and job.restart["imports"] == pytest.approx(1 + 1)
+    assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+    assert job.started_s == pytest.approx(wall_s(100 * S) + set_s * (1 if agent == "an agent of another boot" else 2))
+
+
+def test_a_clock_that_was_set_back_before_a_reboot_keeps_a_run_s_later_time() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)
+    record = read_record(node.runs["run-a", 0].record() or b"").restore("boot-b", 10 * S, wall_s(108 * S) - 3600)
+    assert record.ledger is not None and record.ledger.watermark_ns <= 10 * S
+    node = Node()
+    node.runs["run-a", 0] = record
+    hook = FakeHook(20 * S, boot_id="boot-b", sender="again").spend("startup", S)
+    record.apply(hook.hello(first_step=40, start_ticks=1900), hook.at_ns, wall_s(108 * S) - 3590)
+    record.apply(hook.message(), hook.at_ns, wall_s(108 * S) - 3590)
+    node.jobs.update([record])
+    job = node.only()
+    assert (job.attempts, job.states.get("down", 0.0)) == (2, 0.0)  # it is not known
+    assert sum(job.states.values()) == pytest.approx(9) == job.last_message_s - job.started_s
+    assert record.ledger.totals_ns["startup"] == 3 * S
+
+
+def test_a_process_that_claims_to_begin_later_than_it_sends_does_no_harm() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)
+    run = node.runs["run-a", 0]
+    hook = FakeHook(114 * S, sender="again").spend("startup", S)
+    run.apply(hook.hello(start_ticks=2**61), hook.at_ns, wall_s(hook.at_ns))
+    run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
+    node.jobs.update([read_record(run.record() or b"")])
+    assert node.only().states["down"] == pytest.approx(6) and node.only().restart == pytest.approx({"startup": 1})
+
+
+def test_a_process_whose_hello_has_not_come_yet_counts_when_it_comes() -> None:
+    """An agent that has just started hears what was done first: neither the job, nor the number of the first step, nor the imports are known."""
+    node = Node()
+    attempt(node, 100, 60, first_step=0)
+    hook = FakeHook(114 * S, sender="again").spend("startup", S)
+    run = node.runs["run-a", 0]
+    for _ in range(10):
+        run.apply(hook.step().message(), hook.at_ns, wall_s(hook.at_ns))
+        node.jobs.update([run])
+        assert (node.only().attempts, node.only().states.get("down", 0.0)) == (1, 0.0)
+    record = read_record(run.record() or b"")
+    record.pass_time(hook.at_ns + 60 * S, wall_s(hook.at_ns + 60 * S), alive=False)  # it ends before
+    later = Node()
+    later.jobs.update([record])
+    assert (later.only().attempts, later.only().states["down"], later.only().redone_steps) == (2, 6.0, None)
+    other = Run("run-b", 0, BOOT)
+    other.apply(FakeHook(114 * S, run="run-b").step().message(), hook.at_ns, wall_s(hook.at_ns))
+    run.apply(hook.hello(first_step=40, start_ticks=11_300), hook.at_ns, wall_s(hook.at_ns))
+    node.jobs.update([run, other])
+    job = node.only()
+    assert (job.attempts, job.redone_steps, job.states["down"], job.restart["imports"]) == (2, 10, 5.0, 1.0)
+    assert set(node.jobs.runs_of({"run-a", "run-b"})) == {"job-7"} and other.earlier is None
+
+
+def test_a_rank_that_is_first_heard_after_a_reboot_does_not_begin_before_other_ranks_ended() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)  # rank 0's, to 108
+    for rank in (1, 0):
+        requeued(node, set_s=-3600.0, boot="boot-b", begin_s=120, rank=rank)
+    job = node.only()
+    assert (job.attempts, job.redone_steps, job.states.get("down", 0.0)) == (2, 0, 0.0)
+    assert sum(job.states.values()) == pytest.approx(8 + 2)

@@ -9,6 +9,7 @@ import pytest
 
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.metrics import Sample
 from gpuwatch.tools.reports.gather import _cost
 from gpuwatch.tools.reports.job import of_runs
@@ -17,7 +18,7 @@ from gpuwatch_agent.collectors.drivers import DriverCollector, GpuDevice
 from gpuwatch_agent.gpus import Account, GpuLedgers, GpuReading, GpuRecord
 from gpuwatch_agent.gpus.readings import gpu_readings, note_gpus, shares
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.runs import ENDED, Run, read_record
+from gpuwatch_agent.runs import ENDED, RUNNING, Run, read_record
 from gpuwatch_agent.runs.views import run_view
 from gpuwatch_agent.runs.window import RecentSamples
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
@@ -160,6 +161,39 @@ def test_the_runs_of_a_shared_gpu_are_charged_for_its_time_once(table: ProcessTa
     assert kept is not None and run_view(read_record(kept), prices).cost == b.cost
 
 
+@pytest.mark.parametrize("second_owner", ["run b", "no hook"])
+def test_the_energy_of_a_shared_gpu_is_divided_as_its_time_is(table: ProcessTable, second_owner: str) -> None:
+    """a alone for 10 s, with another job that uses 1 of 4 kernels for 10 s, and that one alone for 10 s; nobody's for the last 20 s. 400 W, idle 100."""
+    book, runs = GpuLedgers(), {10: Run("a", 0, BOOT)} | ({20: Run("b", 0, BOOT)} if second_owner == "run b" else {})
+    hooks = {pid: FakeHook((1000 + 10 * (pid == 20)) * S, run=run.run) for pid, run in runs.items()}
+    for pid, run in runs.items():
+        run.owner = table.owner(pid)
+    joules = 7e6
+    for second in range(51):
+        pids = tuple(pid for pid, seen in ((10, second <= 20), (20, 10 < second <= 30)) if seen)
+        joules += (400.0 if pids else 100.0) * (second > 0)
+        for pid in {*pids} & {*runs} if second else ():
+            hooks[pid].step(data_ns=400 * MS, compute_ns=600 * MS)
+            runs[pid].apply(hooks[pid].message(), hooks[pid].at_ns, wall_s(hooks[pid].at_ns))
+        for pid, run in runs.items():
+            run.status = RUNNING if pid in pids else ENDED
+        divided = shares(pids, {10: 0.6, 20: 0.2}, table)
+        reading = GpuReading("0", UUID, pids, 0.9 * bool(pids), energy_joules=joules, shares=divided)
+        book.advance([reading], {pid: runs[pid] for pid in pids if pid in runs}, (1000 + second) * S)
+    found = {run.run: sum(run.energy_joules.values()) for run in runs.values()}
+    unused = {
+        state: each for state, each in book.accounts[UUID].ledger.energy.joules.items() if state not in RUN_STATES
+    }
+    if second_owner == "run b":
+        assert found == pytest.approx({"a": 4000 + 3000, "b": 1000 + 4000})
+        assert sum(found.values()) + sum(unused.values()) == pytest.approx(
+            joules - 7e6 - 11 * 100
+        )  # free time is booked late
+        assert runs[10].energy_joules == pytest.approx({"compute": 0.6 * 7000, "input_wait": 0.4 * 7000})
+    else:
+        assert found == pytest.approx({"a": 4000 + 3000})
+
+
 def test_two_runs_of_one_owner_have_half_of_a_gpu_each(table: ProcessTable) -> None:
     book, runs = GpuLedgers(), {10: Run("a", 0, BOOT), 11: Run("b", 0, BOOT)}
     hooks = {pid: FakeHook(1000 * S, run=run.run) for pid, run in runs.items()}
@@ -167,7 +201,9 @@ def test_two_runs_of_one_owner_have_half_of_a_gpu_each(table: ProcessTable) -> N
         for pid, hook in hooks.items():
             hook.step(compute_ns=940 * MS)
             runs[pid].apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
-        book.advance([GpuReading("0", UUID, (10, 11), 0.5)], runs, (1000 + second) * S)
+        reading = GpuReading("0", UUID, (10, 11), 0.5, energy_joules=400.0 * second)
+        book.advance([reading], runs, (1000 + second) * S)
+    assert [sum(run.energy_joules.values()) for run in runs.values()] == pytest.approx([1800.0, 1800.0])
     assert [run.lent_s for run in runs.values()] == pytest.approx([4.5, 4.5])  # of 9 s: the first sample is of no time
 
 

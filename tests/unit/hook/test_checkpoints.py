@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import gpuwatch
+from gpuwatch import wire
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook.fakes import Clock, fake_watch, states_ms
+from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, states_ms, turn
 
 torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
@@ -232,3 +233,17 @@ def test_the_global_step_is_given_to_the_one_line_too(watch: Watch) -> None:
     with watch:
         assert len(list(gpuwatch.watch([BATCH] * 2, start=40))) == 2
     assert watch.session.publisher.accounts.first_step == 40
+
+
+def test_the_global_step_is_sent_before_the_first_of_its_steps(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    turn(watch, hello=True)
+    steps = iter(watch.steps([BATCH] * 2, start=40))
+    next(steps)
+    clock.sleep_ms(10)
+    next(steps)
+    turn(watch)
+    turn(watch)
+    kinds = [type(each).__name__ for each in reported(sender)]
+    assert kinds == ["Hello", "Steps", "Hello", "Steps", "Steps"]
+    assert [each.first_step for each in reported(sender) if isinstance(each, wire.Hello)] == [None, 40]
