@@ -82,9 +82,11 @@ def test_rules_with_prices_by_model(tmp_path: Path) -> None:
 def test_an_alert_shows_its_cost_in_money(tmp_path: Path, models: dict[str, float]) -> None:
     """Two GPUs for a day at 2 EUR an hour, which is the default where no model is known."""
     text = yaml.safe_load(render(prices=Prices(2.0, "EUR", models)))
-    [lost] = [rule for group in text["groups"] for rule in group["rules"] if rule.get("alert") == "GpuLost"]
+    rules = [rule for group in text["groups"] for rule in group["rules"]]
+    [condition] = [rule for rule in rules if rule.get("record") == "alert:GpuLost:value"]
+    [lost] = [rule for rule in rules if rule.get("alert") == "GpuLost"]
     lost["annotations"] = {"cost": lost["annotations"]["cost"]}
-    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "own", "rules": [lost]}]}))
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "own", "rules": [condition, lost]}]}))
     labels = {"job": "gpuwatch", "instance": "n1:9478"}
     series = [
         {"series": f"gpuwatch_gpus_{what}{{job='gpuwatch',instance='n1:9478'}}", "values": f"{count}x20"}
