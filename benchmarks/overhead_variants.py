@@ -109,6 +109,17 @@ def with_an_agent() -> Pair:
     return whole_host_timeline(os.environ["BENCHMARK_ENDPOINT"])
 
 
+def breakdown() -> Pair:
+    """The host timeline with compute by section. Its Watch is open in the measured blocks alone, as what it replaces stays until it is closed."""
+    work = Work()
+
+    def measured(count: int) -> Times:
+        with Watch(quiet=True, endpoint=NO_AGENT, device_events=False, breakdown=True) as watch:
+            return work.loop(watch)(count)
+
+    return Pair(work.loop(), measured)
+
+
 def with_copies() -> Pair:
     work = Work()
     watch = Watch(quiet=True, endpoint=NO_AGENT, device_events=False)
@@ -361,6 +372,7 @@ VARIANTS = (
     Variant("contexts", "gpuwatch: `step()` and `data()`", BARE, ours=True),
     Variant("model_device_events", "gpuwatch: events of a model device (a lower bound)", BARE, ours=True),
     Variant("cuda_events", "gpuwatch: CUDA events", BARE, ours=True),
+    Variant("breakdown", "gpuwatch: `watch(loader)` with `breakdown=True`", BARE, ours=True),
     Variant("at_5_ms", "gpuwatch: `watch(loader)` at a step of 5 ms", BARE, ours=True, blocks=12, steps=30),
     Variant("five_clocks", "five clock reads and a deque", BARE),
     Variant("record_functions", "three `record_function`, no profiler", BARE),

@@ -57,6 +57,7 @@ CATALOGUE: tuple[Metric, ...] = (
     # training runs
     Metric("gpuwatch_step_phase_seconds_total", "counter", "seconds", "Time of training steps on the host's timeline: data_wait, transfer, compute.", (*RUN, "phase"), "seen"),
     Metric("gpuwatch_phase_seconds_total", "counter", "seconds", "Time in user-declared phases (w.phase) by name, a breakdown of the state \"other\". At most eight names are kept; the remainder is \"rest\".", (*RUN, "phase"), "counted"),
+    Metric("gpuwatch_compute_breakdown_seconds_total", "counter", "seconds", "Compute of a training process by section: forward (with loss, metrics and other code), backward, optimizer. Of the steps in which it was measured; absent unless requested by GPUWATCH_BREAKDOWN=1.", (*RUN, "section"), "counted"),
     Metric("gpuwatch_hidden_input_wait_seconds_total", "counter", "seconds", "Data wait that did not delay the device because work was still queued on it. Absent without device events.", RUN),
     Metric("gpuwatch_device_steps_total", "counter", "count", "Training steps measured by timing events on the device. Absent if there are none.", RUN, "history"),
     Metric("gpuwatch_unverified_steps_total", "counter", "count", "Training steps with work on another device or stream, whose input wait is therefore unreliable. Absent if there are none.", RUN, "history"),

@@ -48,6 +48,8 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
         yield Sample("gpuwatch_step_phase_seconds_total", counts.phases_ns.get(phase, 0) / 1e9, (*key, phase))
     for name, ns in counts.declared_ns.items():
         yield Sample("gpuwatch_phase_seconds_total", ns / 1e9, (*key, name))
+    for name, ns in counts.breakdown_ns.items():
+        yield Sample("gpuwatch_compute_breakdown_seconds_total", ns / 1e9, (*key, name))
     for metric, (counter, needed) in _COUNTERS.items():
         if needed is None or getattr(counts, needed):
             yield Sample(metric, getattr(counts, counter) / (1e9 if counter.endswith("_ns") else 1), key)

@@ -82,6 +82,7 @@ class Run(msgspec.Struct, frozen=True):
     states: Mapping[str, float] = {}  # Seconds by state over the whole run.
     phases: Mapping[str, float] = {}
     """The part of the state `other` in declared phases, in seconds by name; those after eight names are "rest"."""
+    breakdown: Mapping[str, float] = {}  # On request: seconds of compute by section, of those steps where measured.
     energy_joules: Mapping[str, float] = {}  # By state of its GPUs, its share of shared ones; empty: not measured.
     attempts: int = 1  # Of its job, this one included.
     goodput_ratio: float | None = None  # Of its job, as in `Job`.

@@ -89,7 +89,9 @@ def compare(
 
 def _open_source(agent: str, history: Path | None) -> RunSource:
     if history is None:
-        return Client(agent, "start one with `gpuwatch up`, give --agent URL, or read its file with --history FILE").caught_up()
+        return Client(
+            agent, "start one with `gpuwatch up`, give --agent URL, or read its file with --history FILE"
+        ).caught_up()
     require("prometheus_client", "agent")
     from gpuwatch_agent.history.reader import HistoryReader
 

@@ -16,6 +16,7 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 def run(
     command: Annotated[list[str], typer.Argument(help="Program and its arguments, after `--`.", metavar="-- COMMAND…")],
     trace: Annotated[bool, typer.Option("--trace", help="Allow `gpuwatch trace`.")] = False,
+    breakdown: Annotated[bool, typer.Option("--breakdown", help="Divide compute by section.")] = False,
 ) -> None:
     """Run a program and watch the training in it and in its child processes, such as torchrun's workers.
 
@@ -39,7 +40,8 @@ def run(
             _end(_NOT_EXECUTABLE, f"{name}: {'is a directory' if Path(name).is_dir() else 'not executable'}")
         _end(_NOT_FOUND, f"{name}: no such program")
     try:
-        os.execve(program, command, environment({**os.environ, **({"GPUWATCH_TRACE": "1"} if trace else {})}, command))
+        wanted = {f"GPUWATCH_{name}": "1" for name, on in (("TRACE", trace), ("BREAKDOWN", breakdown)) if on}
+        os.execve(program, command, environment({**os.environ, **wanted}, command))
     except OSError as error:
         _end(_NOT_EXECUTABLE, f"{name}: {error.strerror}")
 

@@ -55,6 +55,7 @@ class Report:
     world_size: int = 1
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     """Most bytes of the GPU's memory that tensors had (`allocated`) and torch held (`reserved`) so far; empty: not measured."""
+    breakdown: Mapping[str, float] | None = None  # Seconds of compute by section where measured; None: not requested.
     others: Mapping[int, Verdict] = field(default_factory=dict)  # on rank 0: the verdicts of other ranks on themselves
 
     @property
@@ -72,10 +73,13 @@ class Report:
         seconds = {state: totals.pop(state) for state in self.states}
         whole_s, training_s = sum(seconds.values()), totals.pop("training_s")
         rates = {name: totals.pop(name) for name in _RATES if name in totals}
+        sections = {name: totals.pop(name) for name in self.breakdown or ()}
         found = {f"{state}_ratio": spent_s / whole_s for state, spent_s in seconds.items() if whole_s > 0}
         if training_s > 0 and totals["steps"] > 0:
             found["step_s"] = training_s / totals["steps"]
             found |= {name: total / training_s for name, total in rates.items()}
+        computed_s = sum(sections.values())
+        found |= {f"compute_{name}_ratio": spent_s / computed_s for name, spent_s in sections.items() if computed_s > 0}
         found |= {f"memory_{kind}_peak_bytes": float(peak) for kind, peak in self.memory_bytes.items()}
         return {f"gpuwatch/{name}": value for name, value in (found | totals).items()}
 
@@ -101,6 +105,7 @@ def _totals(report: Report) -> dict[str, float]:
         "steps": report.steps,
         "hook_s": report.hook_s,
         "cost": None if report.cost is None else report.cost.total,
+        **(report.breakdown or {}),
         **{name: None if rate is None else rate * report.training_s for name, rate in rates.items()},
     }
     return {**report.states, **{name: float(total) for name, total in known.items() if total is not None}}
@@ -117,6 +122,7 @@ def make_report(
     price: tuple[float, str] | None = None,
     thresholds: Thresholds = THRESHOLDS,
     memory_bytes: Mapping[str, int] | None = None,
+    breakdown_s: Mapping[str, float] | None = None,
 ) -> Report:
     """Return the report of a window that covers a whole run."""
     window = msgspec.structs.replace(window, is_short=is_short(done.steps, done.seconds, thresholds))
@@ -145,6 +151,7 @@ def make_report(
         cost=cost_of(window.states_s, [price[0]], price[1]) if price is not None and priced else None,
         training_s=done.seconds,
         memory_bytes=memory_bytes or {},
+        breakdown=breakdown_s,
         others={rank: summary.verdict for rank, summary in sorted(window.summaries.items())},
         **{name: getattr(window, name) for name in _OF_WINDOW},
     )
@@ -326,6 +333,7 @@ def render(report: Report, width: int = 100) -> str:
     lines = [head, f"  {report.verdict.sentence}"]
     lines.append(f"  {'where':<6}{shares_text(report.shares)}" + (f"  ({'; '.join(notes)})" if notes else ""))
     lines += [f"  {'' if number else 'ranks':<6}{line}" for number, line in enumerate(_other_ranks(report))]
+    lines += [f"  {'':<6}{breakdown_text(report.breakdown)}"] if report.breakdown is not None else []
     lines += [f"  {'':<6}{declared} (declared phases, in other)"] if declared else []
     lines += [f"  {'rate':<6}{rates}"] if (rates := _rates(report.throughput)) else []
     lines += [f"  {'cost':<6}{_cost(report.cost)}"] if report.cost is not None else []
@@ -355,6 +363,15 @@ _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 def shares_text(by_name: Mapping[str, float]) -> str:
     """Return e.g. "compute 62%  other 5.0%", without what rounds to nothing."""
     return "  ".join(f"{name} {percent(share)}" for name, share in by_name.items() if share >= 0.001)
+
+
+def breakdown_text(spent_s: Mapping[str, float]) -> str:
+    """Return e.g. "in compute: forward and the rest 31%, backward 52%, optimizer 17%"."""
+    if not (whole_s := sum(spent_s.values())):
+        return "in compute: not measured, as no backward pass was timed after the first step"
+    parts = ", ".join(f"{name} {percent(spent_s[name] / whole_s)}" for name in st.SECTIONS if name in spent_s)
+    parts += "" if st.OPTIMIZER in spent_s else " (no optimizer step was seen)"
+    return f"in compute: {parts.replace(st.FORWARD, 'forward and the rest')}"
 
 
 def _ranks(report: Report) -> str:

@@ -116,6 +116,7 @@ class Publisher:
         from gpuwatch.diagnosis.report import make_report
 
         window, tail_ns, done = self._window(closed)
+        sections_ns = self.accounts.timeline.counts.breakdown_ns.copy()
         try:
             price = price_from(os.environ)
         except ConfigError as error:
@@ -132,6 +133,7 @@ class Publisher:
             price=price,
             thresholds=thresholds(),
             memory_bytes=peak_bytes(),
+            breakdown_s={name: ns / 1e9 for name, ns in sections_ns.items()} if self._facts.breakdown else None,
         )
 
     def _window(self, closed: bool) -> tuple[Window, dict[str, int], Done]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE_NS = 20_000  # a training launches nothing within this time of receiving a batch
-_METERED = 16  # one in so many last launches is metered
+METERED = 16  # one in so many last launches, and of marks of sections, is metered
 MOST_TAKEN = 8  # steps of optimizers on one batch; further ones are steps of a loop without a loader
 
 
@@ -410,7 +410,7 @@ class Recorder:
             self._credit(at_ns)
         timeline, piece = self.active_timeline, None
         if timeline is not None:
-            piece = timeline.end(at_ns)
+            piece = timeline.end(at_ns, goes_on=kind == events.PART)
             if timeline.saw_foreign():
                 self.log.append((events.UNVERIFIED,))
         self.log.append(
@@ -492,8 +492,8 @@ class Recorder:
             return  # another Python thread. One of autograd's is let through: the training thread waits for its backward pass
         begin = self.clock()
         timeline.launched(begin)
-        if timeline.launches % _METERED == 0:
-            self.meter.launched(self.clock() - begin, _METERED)
+        if timeline.launches % METERED == 0:
+            self.meter.launched(self.clock() - begin, METERED)
 
     def poll(self, at_ns: int) -> None:
         """Read what the device has finished by now. Called in the training thread only."""

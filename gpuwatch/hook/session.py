@@ -57,7 +57,8 @@ class Session:
         self.recorder.meter.budget = budget
         self.publisher = Publisher(self.recorder, membership, facts, endpoint)
         self.guard, self.failed = self.publisher.guard, self.publisher.failed
-        self.torch_hooks = TorchHooks(self.recorder, device_events, transfers, self._begin_optimizer_steps)
+        self.torch_hooks = TorchHooks(self.recorder, device_events, transfers, facts.breakdown)
+        self.torch_hooks.on_first = self._begin_optimizer_steps
         self.torch_hooks.optimizer.on_first = self._begin_training
         self.requests = Requests(self.recorder, may_trace, self.failed)
         self.publisher.on_tick, self.torch_hooks.on_step = self.requests.check, self.requests.at_step

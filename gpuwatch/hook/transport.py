@@ -33,6 +33,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     job: str
     tags: dict[str, str]
     flops: wire.Flops | None = None
+    breakdown: bool = False  # compute is divided into sections
 
 
 class Encoder:

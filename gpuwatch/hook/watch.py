@@ -62,6 +62,7 @@ class Watch:
     - `step`: global number of the first step, as read from the checkpoint that training resumes from: steps that an earlier attempt of the
       job had done count as `redone` in the job's ledger. It counts as the steps here: batches, if gradients are accumulated over several.
     - `trace`: allow `gpuwatch trace` to profile some steps (default: GPUWATCH_TRACE=1).
+    - `breakdown`: divide compute into forward, backward and optimizer (default: GPUWATCH_BREAKDOWN=1). See docs/guides/stacks.md.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Watch:
         log: Any = None,
         step: int | None = None,
         trace: bool | None = None,
+        breakdown: bool | None = None,
     ) -> None:
         global _made
         _made += 1
@@ -91,10 +93,11 @@ class Watch:
             job=sendable(job or membership.identity.job),
             tags={str(key)[:128]: str(value)[:256] for key, value in list((tags or {}).items())[:32]},
             flops=declared(flops_per_step, flops_per_sample, flops_per_token, peak_flops),
+            breakdown=is_set("GPUWATCH_BREAKDOWN") if breakdown is None else breakdown,
         )
         quiet = is_set("GPUWATCH_QUIET") if quiet is None else quiet
-        # For gpuwatch's own integrations and tests; not a part of the public interface.
         may_trace = is_set("GPUWATCH_TRACE") if trace is None else trace
+        # For gpuwatch's own integrations and tests; not a part of the public interface.
         self.session = Session(membership, facts, endpoint, quiet, transfers, device_events, budget, may_trace)
         self._recorder, self._publisher = self.session.recorder, self.session.publisher
         self._disabled = self.session.disabled = not records_here()

@@ -55,6 +55,7 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
     aside_ns: int = 0
     observed_ns: int | None = None  # when the end was found to be reached; None: not noted
     comm_ns: int | None = None  # the part of `compute_ns` that waited for other ranks; None: not measured
+    sections_ns: dict[str, int] | None = None  # `compute_ns` by section; None: not measured
 
 
 class Piece(msgspec.Struct, eq=False):
@@ -78,6 +79,7 @@ class Piece(msgspec.Struct, eq=False):
     waits_seen: int | None = None  # how often the home stream waited for other ranks; None where that is not watched
     times_waits: bool = False
     waits: list[tuple[Any, Any]] = []  # before and after each that is timed
+    marks: list[tuple[str, Any]] | None = None  # where each section begins; None: it is not divided
     launch: Any | None = None  # after the optimizer's last launch
     launch_ns: int = 0  # when the host had made it; 0: no optimizer was seen
     late_copies: int = 0  # how many of `copies` came before that

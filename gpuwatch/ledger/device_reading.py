@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from gpuwatch.ledger.device_pieces import DETAILED_NS, MOST_COPIES, DeviceTimes, Events, Piece
+from gpuwatch.ledger.states import sections_ns
 
 SHORT_PAUSE_NS = 50_000  # a pause of the host this short is not looked into
 # A shorter pause with more work launched after it is a gap between launches: compute, as between any two kernels.
@@ -129,6 +130,7 @@ class PieceReader:
             felt_ns,
             observed_ns,
             None if comm_ns is None else min(comm_ns, compute_ns),
+            None if piece.marks is None else sections_ns(piece.marks, elapsed, compute_ns),
         )
         self.reached_ns = end_ns
         self.release(piece)
@@ -257,5 +259,6 @@ class PieceReader:
         """Give back all events but the end: that is the next piece's `previous` or `batch`, and goes with it."""
         events = [piece.previous, piece.batch, piece.launch]
         events += [event for pair in (*piece.copies, *piece.waits) for event in pair]
+        events += [event for _, event in piece.marks or ()]
         for event in {id(event): event for event in events if event is not None}.values():
             self._events.release(event)

@@ -2,7 +2,7 @@
 
 A launch returns before the device runs it: only events on its stream tell a wait that starves the device from one that hides behind queued
 work. Each piece of a step has two: `batch` when its batch is in hand, `end` when the next one is asked for. Some have more: after each run of copies, after
-the optimizer's last launch, around each wait for other ranks. They are read later by `query()`, in the training thread, never while a graph is captured.
+the optimizer's last launch, around each wait for other ranks, at each section. They are read by `query()`, in the training thread, never while a graph is captured.
 An error of an event call ends the timeline, and the recorder goes on by the host's clock. What a signal handler raises passes through.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from gpuwatch.errors import pass_on
 from gpuwatch.ledger.device_pieces import DETAILED_NS, MOST_COPIES, DeviceTimes, Events, Piece
 from gpuwatch.ledger.device_reading import PieceReader
+from gpuwatch.ledger.states import MOST_MARKS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,10 +79,12 @@ class DeviceTimeline:
         self.launches = 0  # how often the optimizer's last launch was noted
         self.watches_ranks = False  # the home stream's waits for other ranks are watched, from the next piece on
         self._waits = 0.0  # how many of them a piece has on average lately
+        self.divides = False  # pieces in detail are divided into sections, from the next one on
         self._harvested_ns = self._ended = 0
         self._foreign_seen = 0
         self._begun_elsewhere = 0
-        self._begun = 0
+        self._begun = 0  # steps
+        self._goes_on = False  # the piece that begins next belongs to the same one
         self._last_begin_ns = 0
 
     @breaks
@@ -101,7 +104,7 @@ class DeviceTimeline:
         piece, events = self._open, self._events
         if piece is not None and not piece.launch_ns:
             # With copies it was copied while it was fetched, and is on the device already; after a wait for ranks the step is under way.
-            if not piece.copies and not piece.waits_seen and events.usable():
+            if not (piece.copies or piece.waits_seen or piece.marks) and events.usable():
                 self._move_batch(piece, at_ns)
             return
         self._open = None
@@ -122,6 +125,8 @@ class DeviceTimeline:
         if self.watches_ranks:
             piece.waits_seen = 0
             piece.times_waits = self._draw * self._waits * WAIT_TIMED_EVERY_NS <= self._reader.piece_ns
+        if self.divides and piece.detailed:
+            piece.marks = []
         if last is not None:
             self._is_reached = self._is_reached or events.ready(last)  # and so were all before it
             piece.follows = not self._is_reached
@@ -137,17 +142,17 @@ class DeviceTimeline:
         self._open = piece
 
     def _is_detailed(self, at_ns: int) -> bool:
-        """Return whether the piece that begins is measured in detail, in an order that keeps step with no other."""
+        """Return whether the piece that begins is measured in detail, as all of its step, in an order that keeps step with no other."""
         if self._last_begin_ns:
             self._reader.piece_ns += 0.125 * (at_ns - self._last_begin_ns - self._reader.piece_ns)
         self._last_begin_ns = at_ns
-        self._begun += 1
+        self._begun += not self._goes_on
         quick = self._reader.piece_ns < DETAILED_NS and self._begun > _FIRST_DETAILED
         return not quick or self._draw < 1 / 16
 
     @property
     def _draw(self) -> float:
-        """A number from 0 to 1 for the piece that begins: evenly spread over any run of pieces, and over every n-th of them."""
+        """A number from 0 to 1 for the step that begins: evenly spread over any run of steps, and over every n-th of them."""
         return (self._begun * 0x9E3779B1 & 0xFFFFFFFF) / 2**32
 
     def _move_batch(self, piece: Piece, at_ns: int) -> None:
@@ -259,6 +264,13 @@ class DeviceTimeline:
         if begin is not None and begin[0] is self._open and self._events.usable():
             begin[0].waits.append((begin[1], self._events.record(None)))
 
+    @breaks
+    def mark(self, section: str) -> None:
+        """A section of the open piece begins."""
+        piece = self._open
+        if piece is not None and piece.marks is not None and len(piece.marks) <= MOST_MARKS:
+            piece.marks.append((section, self._events.record(None) if self._events.usable() else None))
+
     def read_back(self, blocked_ns: int) -> None:
         """The host has asked for a result, and waited so long for it."""
         piece = self._open
@@ -268,10 +280,10 @@ class DeviceTimeline:
             piece.paused_ns += blocked_ns
 
     @breaks
-    def end(self, at_ns: int) -> Piece | None:
-        """The host is done with the piece. Return it where its times will follow; None where the host's clock must do."""
+    def end(self, at_ns: int, goes_on: bool = False) -> Piece | None:
+        """The host is done with the piece, and its step `goes_on` or not. Return it where its times will follow; None where the host's clock must do."""
         piece, events = self._open, self._events
-        self._open = None
+        self._open, self._goes_on = None, goes_on
         if piece is not None:
             if events.usable():
                 piece.end_ns = at_ns

@@ -1,6 +1,6 @@
 """Kinds of entries in the training thread's log, and its activities. The recorder writes them, the timeline reads them."""
 
-STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP = range(10)
+STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP, SECTION = range(11)
 """Kinds of log entries; the first field of each tuple. Times in ns.
 
 (STEP, begin, end, data_wait, transfer, samples, epoch_start, piece)   a step, or its last part
@@ -13,6 +13,7 @@ STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP = range
 (COMM, begin, end)                                              the open step waited for other ranks' gradients
 (REST, resting)                                                 the device's timeline rests, or measures again
 (UNVERIFIED,)                                                   work on another stream or device was seen in the open step
+(SECTION, name, at)                                             the open step's forward, backward or optimizer section begins
 
 `piece` is the `gpuwatch.ledger.device_timeline.Piece` whose times the device's timeline will set; None, or left out, where only the host's clock
 measures.

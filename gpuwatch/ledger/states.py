@@ -6,7 +6,10 @@ state, so that `sum(totals) == watermark - start` holds by construction and no v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 STARTUP, COMPILE, INPUT_WAIT, TRANSFER = "startup", "compile", "input_wait", "transfer"
 COMPUTE, HOST_WAIT, COMM_WAIT, EVAL = "compute", "host_wait", "comm_wait", "eval"
@@ -62,6 +65,28 @@ def add_declared(declared_ns: dict[str, int], name: str, ns: int, others_ns: dic
                 others_ns[name] = spent_ns
             name = REST
     declared_ns[name] = declared_ns.get(name, 0) + ns
+
+
+SECTIONS = FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+"""What compute is divided into on request. FORWARD is all that is neither of the others: loss, metrics, gradient clipping, Python code."""
+MOST_MARKS = 1024  # of a piece of a step: one with more is not divided
+
+
+def sections_ns(
+    marks: Sequence[tuple[str, Any]], elapsed_ns: Callable[[Any, Any], int], compute_ns: int
+) -> dict[str, int] | None:
+    """Return the compute of a piece of a step by section, given where each one begins (None: not measured); FORWARD is the rest.
+
+    None: it is not known, or one goes on after the piece. What precedes a backward pass inside an optimizer's step is its closure's forward pass.
+    """
+    if marks and (marks[-1][0] != FORWARD or len(marks) > MOST_MARKS or any(at is None for _, at in marks)):
+        return None
+    found = Counter[str]()
+    for (section, begin), (following, end) in pairwise(marks):
+        if section == BACKWARD or (section == OPTIMIZER and following != BACKWARD):
+            found[section] += max(0, elapsed_ns(begin, end))
+    rest_ns = compute_ns - found.total()
+    return {FORWARD: rest_ns, **found} if rest_ns >= 0 else None
 
 
 class Ledger:

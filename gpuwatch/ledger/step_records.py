@@ -1,6 +1,6 @@
 """Steps and phases as logged, the parts of a step that is not complete yet, and what all steps add up to. Times in ns."""
 
-from collections import deque
+from collections import Counter, deque
 
 import msgspec
 
@@ -59,6 +59,8 @@ class Carry(msgspec.Struct):
     comm_wait_ns: int | None = None
     open_comm_ns: int = 0  # what of it came in the piece that is open
     verified: bool = True
+    marks: list[tuple[str, int]] = []  # where sections begin in the piece that is open, by the host's clock
+    sections_ns: dict[str, int] | None = {}  # its compute so far by section; None: a piece of it was not measured
 
     def waited(self, ns: int) -> None:
         self.open_comm_ns += ns
@@ -76,6 +78,7 @@ class StepCounts(Counters):
     """The counters of all training steps, and the last steps' times. Overhead and fetches are counted elsewhere."""
 
     phases_ns: dict[str, int] = msgspec.field(default_factory=lambda: {"data_wait": 0, "transfer": 0, "compute": 0})
+    breakdown_ns: Counter[str] = msgspec.field(default_factory=Counter)
     first: StepRecord | None = None  # the run's first step
     ends_ns: int = 0  # waits that brought no batch, at the end of a pass: while its workers end, for example
     recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=MEDIAN_OF))

@@ -1,13 +1,13 @@
 """Turn a recorder's log into a ledger and step records: the host timeline. No I/O, no clock."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 from gpuwatch.ledger import states
 from gpuwatch.ledger.device_booking import DeviceBooking
-from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SPAN, STEP, TOKENS, UNVERIFIED
+from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SECTION, SPAN, STEP, TOKENS, UNVERIFIED
 from gpuwatch.ledger.step_records import Carry, StepCounts, StepRecord
 
 STALL_FLOOR_NS = 30_000_000_000
@@ -103,6 +103,9 @@ class Timeline:
             self._carry.tokens = (self._carry.tokens or 0) + entry[1]
         elif kind == COMM:
             self._carry.waited(entry[2] - entry[1])
+        elif kind == SECTION:
+            if len(self._carry.marks) <= states.MOST_MARKS:
+                self._carry.marks.append((entry[1], entry[2]))
         elif kind == UNVERIFIED:
             self._carry.verified = False
         elif kind == REST:
@@ -252,6 +255,12 @@ class Timeline:
             ledger.book(states.TRANSFER, begin + data + transfer)
             ledger.book(states.COMPUTE, end - comm)
             ledger.book(states.COMM_WAIT, end)
+        sections = None if times is None else times.sections_ns
+        if carry.marks:
+            sections = states.sections_ns(carry.marks, lambda at, to: to - at, end - begin - data - transfer)
+        before, carry.sections_ns, carry.marks = carry.sections_ns, None, []
+        if before is not None and sections is not None:
+            carry.sections_ns = Counter(before) + Counter(sections)
         self.last_progress_ns, self._left = end, False
         carry.add(begin, end, data, transfer)
         if kind != STEP:
@@ -262,6 +271,8 @@ class Timeline:
         compute = max(0, carry.total_ns - carry.data_ns - carry.transfer_ns)
         parts = carry.data_ns, carry.transfer_ns, compute, samples, epoch_start
         record = StepRecord(carry.start_ns, *parts, carry.exposed, carry.tokens, carry.comm_wait_ns, carry.verified)
+        if carry.sections_ns and states.BACKWARD in carry.sections_ns and self.counts.steps:  # the first one warms up
+            self.counts.breakdown_ns.update(carry.sections_ns)
         self.counts.add(record)
         return record
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuwatch.errors import ProtocolError
-from gpuwatch.ledger.states import MAX_DECLARED, OTHER, RUN_STATES
+from gpuwatch.ledger.states import MAX_DECLARED, OTHER, RUN_STATES, SECTIONS
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 17
@@ -44,7 +44,7 @@ MISSING = -1
 CLOCK_SLACK_NS = 1_000_000_000  # by so much two readings of one clock may disagree
 
 _COLUMNS, _STATES = frozenset(STEP_COLUMNS), frozenset(RUN_STATES)
-_PHASES = frozenset(("data_wait", "transfer", "compute"))
+_PARTS = frozenset(("data_wait", "transfer", "compute", *SECTIONS))
 _MOST_COUNTED = 1 << 52
 _LONGEST_NS = 1 << 58
 _LATEST_NS = 1 << 62
@@ -90,6 +90,7 @@ class Counters(msgspec.Struct):
     empty_fetches: Count = 0  # those of `worker_fetches` at which no batch was ready
     eval_wait_ns: Duration = 0  # waits for data in evaluations, as far as their loader is watched
     saves: Count = 0  # checkpoints that were written; files without a step between them are one
+    breakdown_ns: Annotated[dict[Text, Duration], Meta(max_length=MAX_TAGS)] = {}  # compute by section, where measured
 
 
 class Totals(Counters, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's structs may
@@ -306,7 +307,7 @@ def _check_totals(totals: Totals, now_ns: int) -> None:
     states = totals.states_ns
     if not totals.start_ns <= totals.watermark_ns <= now_ns:
         raise ProtocolError("totals that end in the future, or before their start", "impossible")
-    if unknown := (states.keys() - _STATES) | (totals.phases_ns.keys() - _PHASES):
+    if unknown := (states.keys() - _STATES) | ({*totals.phases_ns, *totals.breakdown_ns} - _PARTS):
         raise ProtocolError(f"totals with unknown states or phases {sorted(unknown)}", "malformed")
     if sum(states.values()) != totals.watermark_ns - totals.start_ns:
         raise ProtocolError("totals whose sum is not the time they cover", "unbalanced")

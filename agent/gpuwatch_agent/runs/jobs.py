@@ -142,6 +142,9 @@ class Jobs:
         """Take over what is known of these runs' processes."""
         changed: dict[str, tuple[Job, list[Run]]] = {}
         for run in runs:
+            if run.earlier is None:
+                of_user = (job for job in self._jobs.values() if job.uid == run.uid)
+                run.earlier = {key: sender for job in of_user for key, sender in job.senders_of(run).items()}
             if run.hello is None:  # whose it is comes with that
                 continue
             name = run.hello.job or run.run
@@ -156,8 +159,6 @@ class Jobs:
             if job.uid != run.uid:
                 continue
             changed.setdefault(name, (job, []))[1].append(run)
-            if run.earlier is None:
-                run.earlier = job.senders_of(run)
             last, end_s = next(reversed(run.senders.values()), None), 0.0
             for key, sender in (run.earlier | run.senders).items():
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST

@@ -53,6 +53,7 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
         records_lost=run.lost,
         states=states_s,
         phases={name: ns / 1e9 for name, ns in counts.declared_ns.items()},
+        breakdown={name: ns / 1e9 for name, ns in counts.breakdown_ns.items()},
         energy_joules=dict(run.energy_joules),
         attempts=run.job.attempts if run.job is not None else 1,
         goodput_ratio=run.job.goodput_ratio if run.job is not None else None,

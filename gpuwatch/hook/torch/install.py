@@ -9,6 +9,7 @@ from typing import Any
 
 from gpuwatch.hook.identity import asynchronous_framework, torch_steps
 from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.breakdown import Breakdown
 from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
@@ -76,24 +77,23 @@ class PhaseWatch:
 class TorchHooks:
     """The hooks of one recorder. Nothing of torch is imported for them, and no device is set up."""
 
-    def __init__(
-        self, recorder: Recorder, device_events: bool, transfers: bool, started: Callable[[], None] = lambda: None
-    ) -> None:
-        """`started` is called when the first step begins that an optimizer bounds."""
+    def __init__(self, recorder: Recorder, device_events: bool, transfers: bool, breakdown: bool = False) -> None:
         self._recorder = recorder
         self._device_events = device_events
         self._transfers = TransferWatch(recorder).methods if transfers else None
         self._compiling = CompileWatch(recorder)
         self._optimizer_hook: Any | None = None
         self._torch_hook: Any | None = None  # notes torch's steps where another framework computes too
-        self._started = started
         self._bounded = False
         self.optimizer = OptimizerSteps(recorder, self._begin_optimizer_step)
         self.communication = CommunicationWatch(recorder)
         self._streams = StreamWaits(recorder)
+        self._breakdown = Breakdown(recorder, breakdown)
         self.phases = PhaseWatch(recorder)
+        self._for_all_steps = self._compiling, self.phases, self._breakdown
         self._accelerate: Patches | None = None
-        self.on_step: Callable[[], None] = lambda: None  # called before each step that an optimizer bounds
+        self.on_first: Callable[[], None] = lambda: None  # called when the first step begins that an optimizer bounds
+        self.on_step: Callable[[], None] = lambda: None  # called before each such step
 
     def make_loader(self, prepare: Callable[[], Patches]) -> None:
         """A loader is watched, and may be given to Accelerate before its first pass: `prepare` patches that."""
@@ -105,23 +105,25 @@ class TorchHooks:
         self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.install()
-        self._compiling.install()
-        self.phases.install()
+        self._install()
         self.optimizer.install()
+
+    def _install(self) -> None:
+        for each in self._for_all_steps:
+            each.install()
 
     def _begin_optimizer_step(self) -> None:
         """A step that an optimizer bounds begins to compute: as `begin_loop`, once, and `find_device`."""
         if not self._bounded:
             self._bounded = True
             self.begin_loop()
-            self._started()
+            self.on_first()
         self.find_device()
         self.on_step()
 
     def begin_step(self) -> None:
         """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
-        self._compiling.install()
-        self.phases.install()
+        self._install()
         self.find_device()
 
     def end_loop(self) -> None:
@@ -149,6 +151,7 @@ class TorchHooks:
             sys.modules["torch"].cuda.memory._record_memory_history(max_entries=100_000)
         timeline = DeviceTimeline(events)
         self.communication.measure_by(timeline)
+        timeline.divides = self._breakdown.on
         self._recorder.adopt_device(timeline)
         self._streams.install(getattr(events, "kind", None))
         if self._transfers is not None:
@@ -166,7 +169,7 @@ class TorchHooks:
         self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.remove_all()
-        for hooked in (self._compiling, self.optimizer, self.communication, self._streams, self.phases):
+        for hooked in (*self._for_all_steps, self.optimizer, self.communication, self._streams):
             hooked.remove()
         remove_hooks(list(filter(None, (self._optimizer_hook, self._torch_hook))))
         self._optimizer_hook = self._torch_hook = None

@@ -142,7 +142,7 @@ KNOWN: dict[str, Accepted] = {
     ),
     **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "NODE", "GRAFANA_PASSWORD", "TOKEN", "API_TOKEN")},
     "GPUWATCH_AGENT_ADDRESS": _ANY,
-    **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO", "TRACE")},
+    **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO", "TRACE", "BREAKDOWN")},
     "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
     "GPUWATCH_AUTO_SCRIPT": _ANY,
     "GPUWATCH_LOG": (lambda value: value.lower() == "auto" or _FLAG[0](value), "auto"),

@@ -121,6 +121,7 @@ class RunReport(msgspec.Struct, frozen=True):
     cost: Cost | None = None
     phases: dict[str, float] = {}  # seconds by name of the declared phases that are a part of the state `other`
     mfu_estimated_ratio: float | None = None  # by the tensor cores' activity, of all ranks; None: not measured
+    breakdown: dict[str, float] = {}  # compute in seconds by section, of the steps in which it was measured
     energy_joules: dict[str, float] = {}  # by state of its ranks' GPUs, their share of shared ones; empty: not measured
 
     @property

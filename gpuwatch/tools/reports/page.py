@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from gpuwatch.diagnosis.rates import money
+from gpuwatch.diagnosis.report import breakdown_text
 from gpuwatch.formatting import duration, harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports import display
@@ -41,7 +42,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     of_display = (display.digits, display.display, display.energy)
-    filters = (*of_display, code, duration, money, percent, plain, sentence, shares, when)
+    filters = (*of_display, breakdown_text, code, duration, money, percent, plain, sentence, shares, when)
     made.filters |= {each.__name__: each for each in filters}
     made.globals |= {name: getattr(display, name) for name in _DISPLAY}
     made.globals |= {"VISIBLE": VISIBLE, "stack_rows": stack_rows}

@@ -34,6 +34,7 @@ class FakeHook:
         self.steps = 0
         self.samples = self.saves = 0
         self.declared_ns: dict[str, int] = {}
+        self.breakdown_ns: dict[str, int] = {}
         self.phases_ns = {"data_wait": 0, "transfer": 0, "compute": 0}
         self._unsent: list[tuple[int, int, int, int, int, int]] = []
 
@@ -61,6 +62,7 @@ class FakeHook:
             states_ns={state: ns for state, ns in self.ledger.totals_ns.items() if ns},
             phases_ns=dict(self.phases_ns),
             declared_ns=dict(self.declared_ns),
+            breakdown_ns=dict(self.breakdown_ns),
             steps=self.steps,
             saves=self.saves,
             samples=self.samples if self.steps else -1,

@@ -757,7 +757,7 @@ def test_a_process_whose_hello_has_not_come_yet_counts_when_it_comes() -> None:
     node.jobs.update([run, other])
     job = node.only()
     assert (job.attempts, job.redone_steps, job.states["down"], job.restart["imports"]) == (2, 10, 5.0, 1.0)
-    assert set(node.jobs.runs_of({"run-a", "run-b"})) == {"job-7"} and other.earlier is None
+    assert set(node.jobs.runs_of({"run-a", "run-b"})) == {"job-7"}
 
 
 def test_a_rank_that_is_first_heard_after_a_reboot_does_not_begin_before_other_ranks_ended() -> None:
@@ -768,3 +768,19 @@ def test_a_rank_that_is_first_heard_after_a_reboot_does_not_begin_before_other_r
     job = node.only()
     assert (job.attempts, job.redone_steps, job.states.get("down", 0.0)) == (2, 0, 0.0)
     assert sum(job.states.values()) == pytest.approx(8 + 2)
+
+
+@pytest.mark.parametrize("job", ["", "job-7"])
+def test_what_is_kept_of_a_run_before_its_hello_has_its_earlier_attempts(job: str) -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0, job=job)
+    del node.runs["run-a", 0]  # it was dropped, long after its end
+    hook = FakeHook(2000 * S, sender="again", job=job)
+    run = node.runs["run-a", 0] = Run("run-a", 0, BOOT)
+    run.apply(hook.step().message(), hook.at_ns, wall_s(hook.at_ns))
+    node.jobs.update([run])
+    node = Node()  # a further agent, which has this record alone
+    run = node.runs["run-a", 0] = read_record(run.record() or b"")
+    run.apply(hook.hello(first_step=60, start_ticks=0), hook.at_ns, wall_s(hook.at_ns))
+    node.jobs.update([run])
+    assert (node.only().attempts, node.only().steps) == (2, 61)

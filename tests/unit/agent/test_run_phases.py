@@ -1,11 +1,16 @@
-"""Declared phases of a run, by name: summed over its processes, in the API and on the metrics page."""
+"""Declared phases of a run, and its compute by section: summed over its processes, in the API and on the metrics page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from gpuwatch import wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.window import make_window
+from gpuwatch.errors import ProtocolError
 from gpuwatch_agent.exporter import run_samples
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
@@ -25,9 +30,9 @@ def hear(run: Run, hook: FakeHook) -> None:
     run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
 
 
-def series(run: Run) -> dict[str, float]:
+def series(run: Run, metric: str = "gpuwatch_phase_seconds_total") -> dict[str, float]:
     found = run_samples(run, WorkerWatch(ProcessTable(Path("/none"))), 0)
-    return {sample.labels[-1]: sample.value for sample in found if sample.metric == "gpuwatch_phase_seconds_total"}
+    return {sample.labels[-1]: sample.value for sample in found if sample.metric == metric}
 
 
 def test_phases_of_all_processes_are_summed_and_served() -> None:
@@ -62,3 +67,34 @@ def test_the_last_minute_has_its_own_phases() -> None:
         run.remember(hook.at_ns)
     window = make_window(*run.recent())
     assert dict(window.declared) == {"sync": 1.0}
+
+
+def test_compute_by_section_is_summed_served_and_kept_when_the_agent_restarts() -> None:
+    run, first, metric = Run("r", 0, BOOT), FakeHook(), "gpuwatch_compute_breakdown_seconds_total"
+    hear(run, first.step())
+    assert series(run, metric) == {} and run_view(run, Prices()).breakdown == {}
+    first.breakdown_ns = {"forward": 3 * S, "backward": 5 * S}
+    hear(run, first.step())
+    second = FakeHook(first.at_ns + S, sender="sender-b")
+    second.breakdown_ns = {"forward": S, "backward": S, "optimizer": 2 * S}
+    hear(run, second.step())
+    expected = {"forward": 4.0, "backward": 6.0, "optimizer": 2.0}
+    assert series(run, metric) == expected == run_view(run, Prices()).breakdown
+    record = run.record()
+    assert record is not None
+    again = read_record(record)
+    assert series(again, metric) == expected == run_view(again, Prices()).breakdown
+
+
+def test_a_hook_and_an_agent_of_different_versions_understand_each_other() -> None:
+    hook = FakeHook().step()
+    hook.breakdown_ns = {"forward": S, "backward": S}
+    message = msgspec.msgpack.decode(wire.encode(hook.message()))
+    del message["totals"]["breakdown_ns"]
+    old = wire.decode(msgspec.msgpack.encode(message))
+    assert isinstance(old, wire.Steps) and old.totals.breakdown_ns == {}
+    message["totals"]["something_newer"] = {"forward": 1}
+    assert isinstance(wire.decode(msgspec.msgpack.encode(message)), wire.Steps)
+    hook.breakdown_ns = {"sideways": S}
+    with pytest.raises(ProtocolError, match="sideways"):
+        wire.decode(wire.encode(hook.message()))

@@ -10,6 +10,7 @@ import pytest
 
 from gpuwatch.diagnosis.rates import Done
 from gpuwatch.diagnosis.report import Report, make_report
+from gpuwatch.ledger.states import SECTIONS
 from gpuwatch.wire import Flops
 from tests.unit.rules.windows import states, steps, window
 
@@ -72,6 +73,7 @@ def test_every_name_is_documented() -> None:
     names = {name.removeprefix("gpuwatch/") for name in report(10, 320).metrics()}
     by_state = {f"{state}_ratio" for state in report(10).states}
     assert names - by_state <= table and "<state>_ratio" in table and {"tokens_per_s", "verdict"} <= table
+    assert {f"compute_{section}_ratio" for section in SECTIONS} <= table
 
 
 def test_a_notebook_has_the_bar_and_the_text_and_no_markup_of_the_run() -> None:

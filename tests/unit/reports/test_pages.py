@@ -113,3 +113,16 @@ def test_markdown_has_the_same_facts() -> None:
     assert "  - **every fourth step is slow**" in text  # hangs below its root
     both = as_markdown(compare(REPORT, REPORT))
     assert "| step, mean | 100 ms | 100 ms | +0% |" in both
+
+
+def test_compute_by_section_is_that_of_all_ranks_and_absent_without_the_request() -> None:
+    ranks = [
+        run(rank=0, breakdown={"forward": 1.0, "backward": 5.0}),
+        run(rank=1, breakdown={"forward": 2.0, "backward": 1.0, "optimizer": 1.0}),
+    ]
+    report = gather(FakeSource(ranks), "last", START_S + 200)
+    assert report.breakdown == {"forward": 3.0, "backward": 6.0, "optimizer": 1.0}
+    for page in (as_html(report), as_markdown(report)):
+        assert "In compute: forward and the rest 30%, backward 60%, optimizer 10%." in page
+    without = gather(FakeSource([run()]), "last", START_S + 200)
+    assert "In compute" not in as_html(without) + as_markdown(without)

@@ -1,0 +1,76 @@
+"""Where backward passes and optimizer steps begin and end: compute by section, on request.
+
+`torch.autograd.backward`, which `Tensor.backward` calls, is replaced from the first step until the Watch is closed, and optimizers have hooks. What
+is compiled as a whole, or replayed as a graph, calls neither: it is not measured. An optimizer that steps inside a backward pass is a part of it.
+"""
+
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from gpuwatch.hook.recorder import METERED, Recorder
+from gpuwatch.hook.torch.device_events import device_in_use
+from gpuwatch.hook.torch.optimizer_steps import at_each_optimizer_step
+from gpuwatch.hook.torch.patches import Patches, remove_hooks
+from gpuwatch.ledger.events import IN_STEP, SECTION
+from gpuwatch.ledger.states import BACKWARD, FORWARD, OPTIMIZER
+
+
+class Breakdown:
+    """Marks the sections of one recorder's steps, in its training thread, if it is `on`."""
+
+    def __init__(self, recorder: Recorder, on: bool) -> None:
+        self._recorder, self.on = recorder, on
+        self._patches, self._hooks = Patches(), list[Any]()
+        self._in_backward = False
+        self._optimizer = 0, 0  # the outermost one that steps, and when the piece of a step began in which it does
+
+    def install(self) -> None:
+        """Mark from now on, once torch is loaded. To be called before hooks are added that end a step after an optimizer's."""
+        if self.on and not self._hooks and (hook := at_each_optimizer_step(self._optimizer_begins, "pre")) is not None:
+            self._hooks += [hook, at_each_optimizer_step(self._optimizer_ends)]
+            self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        remove_hooks(self._hooks)
+        self._patches.restore()
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        recorder = self._recorder
+        on_cpu = getattr(args and args[0], "is_cpu", True) and not device_in_use(sys.modules["torch"])
+        if self._in_backward or recorder.thread != get_ident() or not (recorder.timeline or on_cpu):
+            return original(*args, **kwargs)  # that of a checkpoint inside a backward pass, for example
+        try:
+            self._in_backward = True
+            self._enter(BACKWARD)
+            return original(*args, **kwargs)
+        finally:
+            self._in_backward = False
+            self._enter(OPTIMIZER if self._optimizer[1] == recorder.begin_ns else FORWARD)
+
+    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
+        (which, since_ns), recorder = self._optimizer, self._recorder
+        is_inside = self._in_backward or (since_ns == recorder.begin_ns and which != id(optimizer))
+        if recorder.thread == get_ident() and not is_inside:
+            self._optimizer = id(optimizer), recorder.begin_ns
+            self._enter(OPTIMIZER)
+
+    def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
+        if self._recorder.thread == get_ident() and self._optimizer == (id(optimizer), self._recorder.begin_ns):
+            self._optimizer = 0, 0
+            self._enter(FORWARD)
+
+    def _enter(self, section: str) -> None:
+        """Note that a section of the open step begins: by the device's events if there is a device, as the host only launches its work."""
+        recorder = self._recorder
+        if recorder.thread != get_ident() or recorder.doing() is not IN_STEP:
+            return
+        now, timeline = recorder.clock(), recorder.active_timeline
+        if timeline is not None:
+            timeline.mark(section)
+        elif recorder.timeline is None:
+            recorder.log.append((SECTION, section, now))
+        if now % METERED == 0:
+            recorder.meter.launched(recorder.clock() - now, METERED)
