@@ -21,7 +21,8 @@ is being lost. `info`: GPU time could be saved. The column *for* is how long the
 the windows of the expression.
 
 When the expression no longer holds, an alert keeps firing for {keep} (`keep_firing_for_s`), because a series that
-vanished does not mean that the problem is fixed. Alerts about a run or a job resolve when it has ended, and these
+vanished does not mean that the problem is fixed. Alerts about a run or a job resolve when it has ended. So do alerts about a run without progress when it
+has moved for five minutes, about an idle or unused GPU when it is used or released, and about a run that is no longer measured when it goes on. These
 resolve at once: {at_once}.
 
 Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); keys that end with `_s` are
@@ -53,7 +54,7 @@ def page() -> str:
 def keys(rule: Rule) -> list[str]:
     """Return the fields of AlertThresholds that an alert depends on, through the recorded series that it reads too."""
     recording = template("recording.yml")
-    recorded = {each["record"]: each for group in recording["groups"] for each in group["rules"] if "when" not in each}
+    recorded = [each for group in recording["groups"] for each in group["rules"] if "when" not in each]
     texts = recording["texts"] | template("alerts.yml")["texts"]
     found, todo, done = set(), [rule["expr"], str(rule.get("for"))], set()
     while todo:
@@ -61,7 +62,7 @@ def keys(rule: Rule) -> list[str]:
         used = names(text)
         found |= used
         more = [texts[name] for name in used & set(texts)]
-        more += [each["expr"] + str(each.get("for_each", "")) for name, each in recorded.items() if name in text]
+        more += [each["expr"] + str(each.get("for_each", "")) for each in recorded if each["record"] in text]
         todo += [each for each in more if each not in done]
         done.update(more)
     return [name for name in DEFAULTS if {name, name.removesuffix("_s")} & found]

@@ -107,17 +107,24 @@ def _rules(rule: Rule, values: Mapping[str, str], thresholds: AlertThresholds) -
     entry: Rule = _fill({key: value for key, value in rule.items() if key not in ("when", "for_each")}, values)
     # 0s is what Prometheus takes where the key is missing.
     entry = {key: value for key, value in entry.items() if not (key in ("for", "keep_firing_for") and value == "0s")}
-    own, by = entry.pop("run_alert", None), entry.pop("held_by", None)
+    own, by, over = (entry.pop(name, None) for name in ("run_alert", "held_by", "held_unless"))
     if own is None and by is None:
         return [entry]
     record = {"record": f"alert:{entry['alert']}:value", "expr": entry["expr"]}
-    return [record, entry | {"expr": _held(entry["alert"], record["record"], own, by or own, values, thresholds)}]
+    return [record, entry | {"expr": _held(entry["alert"], record["record"], own, by or own, over, values, thresholds)}]
 
 
 def _held(
-    alert: str, record: str, own: str | None, by: str, values: Mapping[str, str], thresholds: AlertThresholds
+    alert: str,
+    record: str,
+    own: str | None,
+    by: str,
+    over: str | None,
+    values: Mapping[str, str],
+    thresholds: AlertThresholds,
 ) -> str:
-    """Return the expression of an alert: held like keep_firing_for, but not past the end of the run or job; of `run_alert` with its owner.
+    """Return the expression of an alert: held like keep_firing_for, but not past the end of the run or job, nor where `over` has a series; of
+    `run_alert` with its owner.
 
     A rule cannot resolve an alert that keep_firing_for holds. What fired at the last evaluation is in the series ALERTS.
     """
@@ -127,7 +134,7 @@ def _held(
         held = (
             f"(\n  {record}\n  or last_over_time({record}[{values['keep_firing_for']}])"
             f'\n  and on ({by}) ALERTS{{alertname="{alert}",alertstate="firing"}}'
-            f"{'' if own else chr(10) + '  unless on ' + ended}\n)"
+            f"{'' if over is None and own else chr(10) + '  unless on ' + (over or ended)}\n)"
         )
     if own is None:
         return held
@@ -179,7 +186,10 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     values["runbooks"] = (
         values["own_runbooks"] if thresholds.runbooks != RUNBOOKS else RUNBOOKS.replace("127.0.0.1:9478", "${agent}")
     )
-    phases = (getattr(thresholds, f"phase_{state}_s") for state in ("eval", "checkpoint", "startup", "other"))
+    phases = (
+        getattr(thresholds, f"phase_{state}_s")
+        for state in ("eval", "checkpoint", "startup", "other", "compile", "step")
+    )
     values["longest_phase_s"] = f"{max(phases):g}"
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
     values["sweep_before"], values["sweep_memory"] = (duration(n * thresholds.sweep_window_s) for n in (2, 3))

@@ -48,6 +48,8 @@ class AlertThresholds:
     phase_checkpoint_s: float = 1800
     phase_startup_s: float = 1800  # The same for start-up: rendezvous, NCCL's initialisation, loading a model.
     phase_other_s: float = 3600  # The same for time outside of steps and declared phases.
+    phase_compile_s: float = 3600
+    phase_step_s: float = 2700  # The same for a step that does not end: the first one, or where a step takes minutes.
     phase_ratio: float = 0.95  # Share of the limit to be spent in the one state. Below 1: a late scrape is no progress.
     phase_busy_ratio: float = Thresholds.gpu_idle_utilization  # Utilisation up to which a GPU counts as idle.
     phase_for_s: float = 60

@@ -82,9 +82,11 @@ def test_rules_with_prices_by_model(tmp_path: Path) -> None:
 def test_an_alert_shows_its_cost_in_money(tmp_path: Path, models: dict[str, float]) -> None:
     """Two GPUs for a day at 2 EUR an hour, which is the default where no model is known."""
     text = yaml.safe_load(render(prices=Prices(2.0, "EUR", models)))
-    [lost] = [rule for group in text["groups"] for rule in group["rules"] if rule.get("alert") == "GpuLost"]
+    rules = [rule for group in text["groups"] for rule in group["rules"]]
+    [condition] = [rule for rule in rules if rule.get("record") == "alert:GpuLost:value"]
+    [lost] = [rule for rule in rules if rule.get("alert") == "GpuLost"]
     lost["annotations"] = {"cost": lost["annotations"]["cost"]}
-    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "own", "rules": [lost]}]}))
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "own", "rules": [condition, lost]}]}))
     labels = {"job": "gpuwatch", "instance": "n1:9478"}
     series = [
         {"series": f"gpuwatch_gpus_{what}{{job='gpuwatch',instance='n1:9478'}}", "values": f"{count}x20"}
@@ -160,26 +162,21 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "GpuStarved",
             "stale: the agent",
         ),
+        ("unless on (job, run) run:gpuwatch_run:ended", "", "GpuStarved", "fires: a 64-rank"),
         (
-            "unless on (job, run) last_over_time(run:gpuwatch_run_up:max[15m]) == 0",
-            "",
-            "GpuStarved",
-            "fires: a 64-rank",
-        ),
-        (
-            "\n        unless on (job, run) last_over_time(run:gpuwatch_run_up:max[15m]) == 0\n      )\n",
+            "\n        unless on (job, run) run:gpuwatch_run:ended\n      )\n",
             "\n      )\n",
             "ShmForecast",
             "fires: until",
         ),
         (
-            "\n        unless on (job, run) last_over_time(run:gpuwatch_run_up:max[15m]) == 0\n      )\n",
-            "\n      )\n",
+            "\n        unless on (job, run) run:gpuwatch_run:ended\n      unless on (job, instance, gpu, UUID) gpu_kind",
+            "\n      unless on (job, instance, gpu, UUID) gpu_kind",
             "GpuHeldIdle",
-            "fires: until",
+            "fires: until the run",
         ),
         (
-            "\n        unless on (job, run) last_over_time(run:gpuwatch_run_up:max[15m]) == 0\n      )\n",
+            "\n        unless on (job, run) run:gpuwatch_run:ended\n      )\n",
             "\n      )\n",
             "GpuThrottled",
             "fires: until",
@@ -322,6 +319,89 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "quiet: rank 0",
         ),
         ("< (1 + 0.1) * min by (job, run)", "< 2 * min by (job, run)", "StragglerAcrossNodes", "quiet: all nodes"),
+        (
+            "(0 - (gpuwatch_ledger_watermark",
+            "-1e9 + (0 - (gpuwatch_ledger_watermark",
+            "PhaseStuck",
+            "fires: the first batch",
+        ),
+        ("< 3 * sum without (phase)", "< 0 * sum without (phase)", "PhaseStuck", "quiet: a first step"),
+        (
+            'gpuwatch_gpu_owner_info:one{run=""})',
+            'gpuwatch_gpu_owner_info:one{run="none"})',
+            "PhaseStuck",
+            "quiet: a first step",
+        ),
+        (
+            "min_over_time(run:gpuwatch_steps:increase1m[5m]) > 0",
+            "vector(0) > 0",
+            "RunHung",
+            "fires: until it has moved",
+        ),
+        (
+            "min_over_time(run:gpuwatch_steps:increase1m[5m]) > 0",
+            "run:gpuwatch_steps:increase1m > 0",
+            "RunStalled",
+            "fires: a breakpoint",
+        ),
+        (
+            'last_over_time(run:gpuwatch_run_info:one{instance=""}[5m])',
+            "vector(0) > 0",
+            "RunHung",
+            "fires: the other node",
+        ),
+        ("max_over_time(run:gpuwatch_run_up:max[1m]) == 1", "vector(0) > 0", "GpuStarved", "fires: its hook"),
+        (
+            'increase(gpuwatch_run_seconds_total{state="startup"}[5m]) > 0',
+            "vector(0) > 0",
+            "GpuwatchTelemetryLost",
+            "fires: a killed run is",
+        ),
+        (
+            "and on (job, job_id) job_id:gpuwatch_job:resumed",
+            "and on (job, job_id) vector(0)",
+            "GpuwatchTelemetryLost",
+            "fires: the job of",
+        ),
+        (
+            "gpuwatch_job_first_step:last > 0\n",
+            "gpuwatch_job_first_step:last > 1e9\n",
+            "JobRestartLoop",
+            "fires: each attempt of a job is",
+        ),
+        (
+            "gpuwatch_job_first_step:last > 0\n",
+            "gpuwatch_job_first_step:last >= 0\n",
+            "JobRestartLoop",
+            "fires: each attempt of a job is",
+        ),
+        (
+            '{cause=~"worker_killed|training_killed"} offset 15m)',
+            '{cause="none"} offset 15m)',
+            "RunKilled",
+            "quiet: a worker was",
+        ),
+        ('share5m{kind="idle"} < 0.5', 'share5m{kind="idle"} < 0', "GpuHeldIdle", "fires: until somebody"),
+        (
+            "(gpuwatch_gpu_processes > 0 or",
+            "(gpuwatch_gpu_processes > 9 or",
+            "GpuAllocatedUnused",
+            "fires: until a process",
+        ),
+        ('count_over_time(up{job="gpuwatch"}[2m])', 'up{job="gpuwatch"}', "GpuwatchAgentDown", "quiet: Prometheus"),
+        ('rate5m{kind="all"} == 0', 'rate5m{kind="all"} < 0', "GpuBusyNoProgress", "quiet: steps of"),
+        (
+            "gpuwatch_sample_timestamp_seconds > 0 - 300",
+            "gpuwatch_sample_timestamp_seconds > 0",
+            "GpuXid",
+            "fires: on a node",
+        ),
+        (
+            "gpuwatch_gpus_seen >= gpuwatch_gpus_expected",
+            "gpuwatch_gpus_seen > gpuwatch_gpus_expected",
+            "GpuLost",
+            "fires: until",
+        ),
     ],
 )
 def test_a_rule_that_is_broken_is_noticed(tmp_path: Path, old: str, new: str, alert: str, scenario: str) -> None:
@@ -368,7 +448,7 @@ def _needed(rules: str, scenarios: str) -> str:
 
 def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
-    assert "11 inhibit rules" in output
+    assert "13 inhibit rules" in output
     assert "5 receivers" in output
 
 

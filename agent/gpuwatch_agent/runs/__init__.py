@@ -207,7 +207,7 @@ class Run(msgspec.Struct, eq=False):
             self.ledger.shift(now_ns - int(max(0.0, now_s - self.last_message_s) * 1e9) - self.ledger.watermark_ns)
             if self.status == RUNNING:
                 self.status, self.ended_s = LOST, self.last_message_s
-        self.activity = self.status if self.status != RUNNING else "silent"
+        self.activity = self.status if self.status != RUNNING else "startup"  # unless `pass_time` finds it silent
         self.restored = True
         return self
 

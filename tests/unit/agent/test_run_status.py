@@ -303,6 +303,16 @@ def test_a_live_run_that_is_silent_after_the_restart_is_unknown() -> None:
     again = restarted(run, hook.at_ns + 50 * S)
     again.pass_time(hook.at_ns + 70 * S, 0.0, alive=True)
     assert again.ledger is not None and again.ledger.totals_ns["unknown"] == 70 * S
+    assert again.activity == "silent"
+
+
+@pytest.mark.parametrize(("alive", "is_up"), [(True, True), (None, False), (False, False)])
+def test_a_live_run_is_up_before_its_first_message_to_a_restarted_agent(alive: bool | None, is_up: bool) -> None:
+    """A scrape that saw it down would end its alerts, which fire again minutes later."""
+    hook = FakeHook().step()
+    again = restarted(heard(hook.hello(), hook.message(), at_ns=hook.at_ns), hook.at_ns + 50 * S)
+    again.pass_time(hook.at_ns + 51 * S, 0.0, alive=alive)
+    assert (again.status, again.activity != "silent") == ("running", is_up)
 
 
 def test_two_live_processes_with_one_run_and_rank_are_kept_apart(caplog: pytest.LogCaptureFixture) -> None:

@@ -57,7 +57,7 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
     assert ">= 7.5 * run_rank_state:gpuwatch_run_training_seconds:share30s{state=" in condition["expr"]
     assert starved["for"] == "5s"
     assert "last_over_time(alert:GpuStarved:value[500ms])" in starved["expr"]
-    assert rules["GpuLost"]["keep_firing_for"] == "500ms"
+    assert rules["ShmNearlyFull"]["keep_firing_for"] == "500ms"
     assert "last_over_time(alert:GpuHeldIdle:value[500ms])" in rules["GpuHeldIdle"]["expr"]
     assert "run_rank_state:gpuwatch_run_training_seconds:share30s" in rules
     assert rules["ShmNearlyFull"]["expr"].endswith("> 0.8")
