@@ -23,7 +23,6 @@ PLUGINS = {
     **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "TEST_WORKERS": "1",
-    "TEST_PRIORITY": "same",  # at the lowest, what takes a second would take minutes beside other tests
     "PYTEST_PLUGINS": "xdist.plugin,pytest_rerunfailures,pytest_timeout",
 }
 SETTINGS = "[pytest]\nmarkers = alone\naddopts = --import-mode=importlib --strict-markers -p no:cacheprovider\n"
