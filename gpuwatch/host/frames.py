@@ -114,6 +114,7 @@ class OwnFrames:
         thread waits for the interpreter's lock, which operators of torch give up. `kept`: what `interrupting` has returned.
         """
         frames = sys._current_frames()
+        frames.pop(threading.get_ident(), None)  # no cycle, which would keep all threads' frames, and what is in them, for long
         frame = frames.pop(thread or 0, None)
         if frame is None:
             return

@@ -86,7 +86,7 @@ def test_runs(agent: Agent) -> None:
     report = agent.report  # type: ignore[attr-defined]
     documented = """run rank name job host pid host_pid user gpus cost status world_size timeline device started_s watermark_s last_message_s
         steps samples tokens records_lost activity states phases recent verdict findings loader tags owner versions
-        energy_joules goodput_ratio goodput_is_exact conclusion attempts gpu_share"""
+        energy_joules goodput_ratio goodput_is_exact conclusion attempts gpu_share breakdown"""
     assert set(live) == set(documented.split())
     recent = live["recent"]
     assert recent["states"].keys() <= set(RUN_STATES)

@@ -42,6 +42,7 @@ _NO_LINK, _NO_DEVICE, _NO_NOTIFY = "this node has no such link", "it trains on C
 _NO_GROUP = "the runs have no control group of their own, or one without a limit"
 ABSENT = {
     "Nodes that do not answer": "all nodes answer",
+    "Inside compute": "only on request (test_breakdown.py)",
     **dict.fromkeys(("InfiniBand", "InfiniBand errors", "Link errors"), _NO_LINK),
     **dict.fromkeys(("NVLink traffic", "NVLink traffic, counted", "PCIe traffic"), "only with --series full"),
     "MIG instances": "no GPU is split",
