@@ -2,7 +2,6 @@
 workers of that on themselves."""
 
 import json
-import multiprocessing
 import os
 import re
 import sys
@@ -23,7 +22,6 @@ from typing import Any, NamedTuple
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import run_queue_s, stat
-from gpuwatch.ledger.events import DATA_WAIT
 
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
@@ -47,8 +45,6 @@ _INTERRUPTED = {"RESUME", "JUMP_BACKWARD"}  # instructions at which a thread is 
 _OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
 """Instructions at which no thread is interrupted: one that is found there is in an operator that has given the lock up, such as torch's."""
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
-_GIVES = {"put", "put_nowait", "set_result"}  # a function that names one of these gives results to other threads
-ELSEWHERE = ", in another thread"
 
 SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
 _WAITS = "the wait for the workers"
@@ -108,19 +104,15 @@ class OwnFrames:
     def sample(
         self, thread: int | None, doing: str, in_python: str = "", kept: bool = False, is_start: bool = False
     ) -> None:
-        """Take one sample of a thread, in any other one. Nothing where it has no Python frame. A fetch that waits for another thread is where that is.
+        """Take one sample of a thread, in any other one. Nothing where it has no Python frame.
 
         `in_python`: a name for the same samples with places for those alone in which it runs Python code that is not torch's. Such a
         thread waits for the interpreter's lock, which operators of torch give up. `kept`: what `interrupting` has returned.
         """
-        frames = sys._current_frames()
-        frames.pop(threading.get_ident(), None)  # no cycle, which would keep all threads' frames, and what is in them, for long
-        frame = frames.pop(thread or 0, None)
+        frame = sys._current_frames().get(thread or 0)
         if frame is None:
             return
         place, deepest, names = _place(frame), frame.f_code.co_filename, frame.f_globals
-        if (is_start or doing is DATA_WAIT) and deepest.endswith("/threading.py"):
-            place = next(filter(None, map(_place_of_producer, frames.values())), place)
         if is_start and place is None:
             place = _starting(frame)
         self._places.setdefault(doing, Counter())[place] += 1
@@ -219,22 +211,18 @@ def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
     return None
 
 
-def _place_of_producer(frame: FrameType) -> tuple[str, str, int] | None:
-    """Return where a thread is that prepares what another one waits for; None for one that waits itself, or does something else."""
-    waits = frame.f_code.co_filename.endswith("/threading.py")
-    gives = not waits and any(not _GIVES.isdisjoint(each.f_code.co_names) for each, _ in walk_stack(frame))
-    place = _place(frame) if gives else None
-    return None if place is None else (place[0], place[1] + ELSEWHERE, place[2])
-
-
 @contextmanager
 def spawned_workers_sampled(loader: Any) -> Iterator[None]:
     """Have workers that a torch loader spawns meanwhile sample themselves: its `worker_init_fn` starts that."""
     then = unchanged = object()
     with suppress(Exception):  # it is another iterable
+        if not loader.num_workers:
+            raise NoData("it has no workers")
+        import multiprocessing
+
         context = loader.multiprocessing_context or multiprocessing
         method = context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-        if loader.num_workers and method != "fork":
+        if method != "fork":
             from multiprocessing.sharedctypes import RawArray
 
             if len(_shared) == 1:

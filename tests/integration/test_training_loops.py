@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -237,30 +235,3 @@ def test_workers_name_the_function_that_their_fetches_are_in(watch: Watch, conte
     place = window.worker_place
     assert place is not None and place.function.endswith("Decoded.decode") and place.ratio > 0.7, place
     assert place.file == __file__ and place.line == Decoded.decode.__code__.co_firstlineno + 1
-
-
-def test_a_fetch_that_waits_for_a_thread_is_where_that_thread_is(watch: Watch) -> None:
-    batches: queue.Queue[Any] = queue.Queue(2)
-    stop = threading.Event()
-
-    def decode(index: int) -> Any:
-        time.sleep(0.03)
-        return torch.full((4,), float(index))
-
-    def fill() -> None:
-        for index in range(60):
-            batches.put(decode(index))
-        batches.put(None)
-
-    def other() -> None:
-        while not stop.is_set():
-            time.sleep(0.01)
-
-    threads = [threading.Thread(target=each, daemon=True) for each in (other, fill)]
-    for each in threads:
-        each.start()
-    assert len(list(watch.steps(iter(batches.get, None)))) == 60
-    stop.set()
-    place = watch._publisher._window(closed=False)[0].fetch_place
-    assert place is not None and place.function.endswith("decode, in another thread") and place.ratio > 0.7, place
-    assert place.line == decode.__code__.co_firstlineno + 1
