@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +44,9 @@ class Training:
 
     def __init__(self, monkeypatch: Any, on_device: bool = False, **options: Any) -> None:
         self.clock = Clock()
+        for module in ("torch.optim.optimizer", "torch.nn.modules.module"):  # other tests may have left hooks
+            for name in [name for name in vars(sys.modules[module]) if re.fullmatch("_global_.*_hooks", name)]:
+                monkeypatch.setattr(sys.modules[module], name, OrderedDict())
         self.watch = fake_watch(self.clock, monkeypatch, **{"breakdown": True, **options})
         self.device = FakeDevice(self.clock, lambda seconds: self.clock.sleep_ms(seconds * 1e3)) if on_device else None
         if self.device is not None:
