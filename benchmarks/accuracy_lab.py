@@ -269,7 +269,7 @@ def _opened(by_device: bool, budget: float) -> tuple[Watch, Truth]:
         watch = Watch(
             run="accuracy",
             quiet=True,
-            endpoint="ipc:///nobody/listens.sock",
+            endpoint="ipc:///no/listener.sock",
             device_events=by_device,
             budget=budget,
         )

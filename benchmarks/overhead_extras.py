@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
-NO_AGENT = "ipc:///nobody/listens/here.sock"
+NO_AGENT = "ipc:///no/listener/here.sock"
 
 
 def resident_mb() -> float:

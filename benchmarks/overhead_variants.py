@@ -24,7 +24,7 @@ from gpuwatch import Watch
 
 Times = list[tuple[int, int]]
 Loop = Callable[[int], Times]
-NO_AGENT = "ipc:///nobody/listens/here.sock"
+NO_AGENT = "ipc:///no/listener/here.sock"
 
 
 @dataclass(frozen=True)

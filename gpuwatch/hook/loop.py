@@ -6,7 +6,6 @@ something else began or ended. A thread that is not the training thread is not m
 
 import sys
 from collections.abc import Callable, Iterable
-from random import Random
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
@@ -14,12 +13,11 @@ from gpuwatch.hook.batches import move, sample_counter
 from gpuwatch.hook.metering import SAMPLE_EVERY, FetchEvidence, Sampling
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.session import Session
-from gpuwatch.host.frames import spawned_workers_sampled
+from gpuwatch.host.frames import random, spawned_workers_sampled
 from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import EVAL
 
 T = TypeVar("T")
-random = Random().random  # the program's own numbers stay as without
 Count = Callable[[Any], int]  # returns a batch's number of samples or tokens
 
 

@@ -37,7 +37,7 @@ _FETCH, _EVERY_S, _WRITE_EVERY = "/torch/utils/data/_utils/fetch.py", 0.05, 8  #
 _SLOTS, _SLOT_BYTES = 64, 512  # a worker's (pid, samples in fetches, place) as JSON, in the slot of its pid
 _shared: list[Any] = [mmap(-1, _SLOTS * _SLOT_BYTES)]  # that of spawned workers is the second
 _LEAST = 8  # fewer samples than this name no place
-_random = Random().random  # the program's own numbers stay as without
+random = Random().random  # the program's own numbers stay as without
 _SWITCH_S = 2e-5
 _LATE_S = 3e-4  # a thread that keeps the interpreter's lock for longer is in one call, which does not give it up
 _HELD_NS, _GIVEN_UP_S = 30_000, 5e-5
@@ -87,7 +87,7 @@ def interrupting() -> Iterator[bool]:
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        due_s = time.perf_counter() + (sleep_s := _random() / 100)
+        due_s = time.perf_counter() + (sleep_s := random() / 100)
         time.sleep(sleep_s)
         yield time.perf_counter() - due_s > _LATE_S
     finally:

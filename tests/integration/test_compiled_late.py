@@ -16,7 +16,7 @@ from gpuwatch import Watch
 class Told(torch.Tensor):
     pass
 
-watch = Watch(quiet=True, endpoint="ipc:///nobody/listens/here.sock")
+watch = Watch(quiet=True, endpoint="ipc:///no/listener/here.sock")
 for turn in range(2):
     for index, batch in enumerate(watch.steps([torch.ones(2)] * 3)):
         if turn == index == 0:

@@ -66,7 +66,7 @@ class Stream(IterableDataset[Any]):  # type: ignore[misc]
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    with Watch(quiet=True, endpoint="ipc:///nobody/listens/here.sock") as watch:
+    with Watch(quiet=True, endpoint="ipc:///no/listener/here.sock") as watch:
         yield watch
 
 

@@ -52,7 +52,7 @@ def test_the_program_s_random_numbers_are_those_without() -> None:
     """A sampler that calls `random.random()` gave other batches: the hook took numbers of the same generator."""
     random.seed(7)
     before = random.getstate(), torch.random.get_rng_state()
-    with Watch(quiet=True, endpoint="ipc:///nobody/listens/here.sock") as watch:
+    with Watch(quiet=True, endpoint="ipc:///no/listener/here.sock") as watch:
         first, second = ([torch.ones(2)] * 40 for _ in range(2))
         for _ in zip(watch.steps(first), watch.steps(second), strict=True):
             time.sleep(0.02)
@@ -67,7 +67,7 @@ def test_the_operations_are_the_bare_loops() -> None:
     training.run(training.batches())
     bare = training.profiled(training.batches())
     assert bare["aten::item"] == STEPS // 10
-    with Watch(quiet=True, endpoint="ipc:///nobody/listens/here.sock") as watch:
+    with Watch(quiet=True, endpoint="ipc:///no/listener/here.sock") as watch:
         assert training.profiled(watch.steps(training.batches())) == bare
         watch.session.torch_hooks.attach(FakeDevice())  # with a device's timeline, whose events are its own
         assert training.profiled(watch.steps(training.batches())) == bare
@@ -81,7 +81,7 @@ def test_no_synchronise_is_added_on_a_gpu() -> None:
     training = Training("cuda")
     training.run(training.batches())
     bare = training.profiled(training.batches())
-    with Watch(quiet=True, endpoint="ipc:///nobody/listens/here.sock") as watch:
+    with Watch(quiet=True, endpoint="ipc:///no/listener/here.sock") as watch:
         watched = training.profiled(watch.steps(training.batches()))
         assert watch.report().timeline == "device"
     added = set(watched - bare)

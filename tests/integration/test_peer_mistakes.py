@@ -28,7 +28,7 @@ from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, states_m
 
 pytestmark = pytest.mark.alone
 
-NO_OWNER = "ipc:///nobody/listens/here.sock"
+NO_OWNER = "ipc:///no/listener/here.sock"
 
 
 class Spent:
@@ -209,7 +209,7 @@ def test_a_head_start_of_the_workers_is_not_lost(watch: Watch) -> None:
 # An agent that is not there ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["ipc:///nobody/listens/here.sock", "tcp://127.0.0.1:9", "not an endpoint"])
+@pytest.mark.parametrize("where", ["ipc:///no/listener/here.sock", "tcp://127.0.0.1:9", "not an endpoint"])
 def test_an_absent_agent_blocks_nothing(where: str) -> None:
     """Elsewhere the start blocked for 10 s. Begin, 100 steps and the end take here what they take anyway."""
     begin = time.perf_counter()

@@ -17,7 +17,7 @@ from gpuwatch.hook.watch import Watch  # noqa: E402
 
 pytestmark = pytest.mark.alone
 
-NO_AGENT = "ipc:///nobody/listens/here.sock"
+NO_AGENT = "ipc:///no/listener/here.sock"
 
 
 class Numbers(Dataset[Any]):  # type: ignore[misc]  # torch is not read by mypy here

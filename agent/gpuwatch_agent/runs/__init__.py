@@ -92,7 +92,7 @@ class Run(msgspec.Struct, eq=False):
     changed: bool = True
     job: JobFacts | None = None
     """What the ledger of its job says of interruptions and checkpoints; None: it has no job."""
-    added: list[wire.Counters | None] = []
+    added: list[wire.Counters | None] = []  # what was summed last in `counts`
     sum_of_added: wire.Counters = msgspec.field(default_factory=wire.Counters)
     kept_bytes: int = 0  # what is kept and served of it takes about so much, as it was last weighed
 

@@ -163,7 +163,7 @@ def test_the_runs_of_a_shared_gpu_are_charged_for_its_time_once(table: ProcessTa
 
 @pytest.mark.parametrize("second_owner", ["run b", "no hook"])
 def test_the_energy_of_a_shared_gpu_is_divided_as_its_time_is(table: ProcessTable, second_owner: str) -> None:
-    """a alone for 10 s, with another job that uses 1 of 4 kernels for 10 s, and that one alone for 10 s; nobody's for the last 20 s. 400 W, idle 100."""
+    """a alone for 10 s, with another job that uses 1 of 4 kernels for 10 s, and that one alone for 10 s; idle and unowned for the last 20 s. 400 W, idle 100."""
     book, runs = GpuLedgers(), {10: Run("a", 0, BOOT)} | ({20: Run("b", 0, BOOT)} if second_owner == "run b" else {})
     hooks = {pid: FakeHook((1000 + 10 * (pid == 20)) * S, run=run.run) for pid, run in runs.items()}
     for pid, run in runs.items():
