@@ -363,12 +363,12 @@ class Accounts:
             computed_ns = self.timeline.counts.phases_ns["compute"] + parts.get(COMPUTE, 0)
             self.step_idle.sample(computed_ns / 1e9)
 
-    def sample_frames(self) -> None:
-        """Sample where the training thread is in the user's code. Called by another thread."""
+    def sample_frames(self, late_s: float = 0.0) -> None:
+        """Sample where the training thread is in the user's code. Called by another thread, which has woken up too late by `late_s`."""
         from gpuwatch.host.frames import OwnFrames, interrupting
 
         recorder = self.recorder
-        with interrupting() as kept:
+        with interrupting(late_s) as kept:
             doing = _GAP if recorder.gap_since_ns else recorder.doing()
             if doing is DATA_WAIT and not self.timeline.counts.steps:
                 doing = _FIRST

@@ -24,6 +24,7 @@ from gpuwatch.hook.ranks import RankExchange
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.memory import peak_bytes
 from gpuwatch.hook.transport import Encoder, RunFacts, SendBuffer, columns
+from gpuwatch.host.proc import optional, run_queue_s
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import RankSummary
@@ -229,12 +230,18 @@ class Publisher:
 
     def _wait(self, samples: int) -> None:
         """Wait for the next tick, or for the end, and sample the training thread's place meanwhile."""
+        thread, late_s = threading.get_native_id(), 0.0
         for _ in range(samples):
-            with _fork_waits:
-                self.accounts.sample_frames()
+            due_s, queued_s = time.perf_counter() + INTERVAL_S / samples, optional(run_queue_s, thread)
             with contextlib.suppress(queue.Empty):
                 self._stop.get(timeout=INTERVAL_S / samples)
                 return
+            if (
+                queued_s is not None
+            ):  # a thread that waits for a core is late too, but then no other one has kept the lock
+                late_s = time.perf_counter() - due_s - ((optional(run_queue_s, thread) or queued_s) - queued_s)
+            with _fork_waits:
+                self.accounts.sample_frames(late_s)
 
     def guard(self, call: Callable[..., object], doing: str = "hooking torch", *arguments: object) -> None:
         """Call something that may fail, for example with a torch that is built differently."""

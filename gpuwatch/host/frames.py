@@ -78,13 +78,18 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def interrupting() -> Iterator[bool]:
+def interrupting(late_s: float = 0.0) -> Iterator[bool]:
     """Interrupt the other threads wherever they are, at a random moment of the next ten milliseconds; return whether one kept the lock nevertheless.
 
     A thread that computes in Python keeps the interpreter's lock for 5 ms by default, and so until it gives the lock up by itself:
     it would be seen at the same few calls only. For one thread at a time, and not during a fork, whose child would keep the interval.
+    `late_s`: by how much later than it wanted this thread has got the lock. If that is longer, one call has kept it until just now:
+    the others are where they were at the right time, and would have left that place ten milliseconds later.
     """
     usual_s = sys.getswitchinterval()
+    if late_s > usual_s + _LATE_S:
+        yield True
+        return
     sys.setswitchinterval(_SWITCH_S)
     try:
         due_s = time.perf_counter() + (sleep_s := random() / 100)

@@ -175,10 +175,15 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
 )
 def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when training waits although batches are ready (behind a wrapper: in the user's code), and its thread is on
-    the CPU for ≥ `fetch_on_cpu` of a fetch: it unpickles or modifies the batch."""
+    the CPU for ≥ `fetch_on_cpu` of a fetch (half of that suffices if ≤ `fetch_is_ready` of the fetches find none): it
+    unpickles or modifies the batch."""
     wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
     is_full = (window.host.cpu_busy_ratio or 0.0) >= thresholds.cores_exhausted  # its thread also waits for a core then
     least = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu
+    if empty is not None and empty <= thresholds.fetch_is_ready and not is_full:
+        least /= (
+            2  # it also waits for the pipe that a batch comes through: what is not made of tensors, in pieces of 64 KiB
+        )
     if wait is None or not window.workers or on_cpu is None or on_cpu < least:
         return None
     if (empty > 0.5) if empty is not None else (window.fetch_place is None or window.fetch_place.ratio < 0.5):

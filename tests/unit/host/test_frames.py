@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import sys
@@ -267,9 +268,35 @@ def test_the_switch_interval_is_the_usual_one_afterwards_also_of_two_threads_and
     assert sys.getswitchinterval() == usual_s
 
 
+def test_a_call_that_keeps_the_lock_is_sampled_as_soon_as_it_ends() -> None:
+    """Up to ten milliseconds later, in what followed: of a corpus that was encoded for 84% of the time 5 samples of 35 were seen."""
+    done, lates = threading.Event(), []
+    keep = ctypes.PyDLL(None).usleep  # it is called with the lock, as torch.tensor() of a list is
+
+    def works() -> None:
+        while not done.is_set():
+            keep(150_000)
+
+    thread = threading.Thread(target=works)
+    thread.start()
+    try:
+        accounts = SimpleNamespace(sample_frames=lates.append)
+        Publisher._wait(SimpleNamespace(accounts=accounts, _stop=queue.SimpleQueue()), 5)  # type: ignore[arg-type]
+    finally:
+        done.set()
+        thread.join()
+    assert len(lates) == 5 and max(lates) > 0.02, "seconds"
+
+    usual_s, begin_s = sys.getswitchinterval(), time.thread_time()
+    with interrupting(max(lates)) as kept:
+        assert kept and sys.getswitchinterval() == usual_s and time.thread_time() - begin_s < 0.001
+    with interrupting(usual_s / 2):
+        assert sys.getswitchinterval() < usual_s, "a thread that computes in Python gives the lock up no earlier"
+
+
 def test_a_fork_waits_for_a_sample() -> None:
     owned: list[bool] = []
-    accounts = SimpleNamespace(sample_frames=lambda: owned.append(_fork_waits._is_owned()))
+    accounts = SimpleNamespace(sample_frames=lambda late_s: owned.append(_fork_waits._is_owned()))
     Publisher._wait(SimpleNamespace(accounts=accounts, _stop=queue.SimpleQueue()), 2)  # type: ignore[arg-type]
     assert owned == [True, True]
 

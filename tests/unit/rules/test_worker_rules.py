@@ -183,6 +183,8 @@ def test_a_training_thread_that_unpickles_is_the_handover() -> None:
     assert causes(unpickling) == ["input_handover"]
     assert causes(replace(unpickling, worker_cpu_ratios=(0.95,) * 4))[0] == "input_handover"
     assert input_handover(replace(unpickling, fetch_cpu_ratio=0.2)) is None
+    assert input_handover(replace(unpickling, fetch_cpu_ratio=0.4)), "a batch was ready: it waits for the pipe too"
+    assert input_handover(replace(unpickling, fetch_cpu_ratio=0.4, empty_fetch_ratio=0.3)) is None
     assert input_handover(replace(unpickling, fetch_cpu_ratio=None)) is None
     assert input_handover(replace(unpickling, loader=Loader(num_workers=0))) is None
     assert input_handover(replace(HEALTHY, fetch_cpu_ratio=0.9)) is None
