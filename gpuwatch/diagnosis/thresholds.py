@@ -21,9 +21,6 @@ class Thresholds:
     worker_sleeping: float = 0.50  # Mean CPU use of loader workers below which they mostly wait for something else.
     cores_exhausted: float = 0.90  # Busy share of all cores from which more workers do not help.
     quota_used_up: float = 0.50  # Share of throttled periods from which the CPU quota is the limit.
-    fetch_is_ready: float = (
-        0.20  # Share of fetches without a ready batch up to which making it is not what takes the time.
-    )
     fetch_on_cpu: float = 0.50  # Share of a fetch spent on a CPU from which the fetch computes rather than waits.
     worker_waiting: float = 0.50  # Share of samples with workers blocked on a resource, from which it is the limit.
     worker_uneven: float = 0.50  # CPU use of the other workers relative to the busiest, below which that one is slow.

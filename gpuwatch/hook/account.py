@@ -375,7 +375,7 @@ class Accounts:
             if doing in (_FIRST, DATA_WAIT, IN_STEP, BETWEEN, _GAP):
                 self.frames = self.frames or OwnFrames()
                 in_python = _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
-                self.frames.sample(recorder.thread, doing, in_python, kept, doing is _FIRST)
+                self.frames.sample(recorder.thread, doing, in_python, kept, doing is _FIRST, doing is DATA_WAIT)
 
     def note_standstill(self, now_ns: int) -> None:
         """Note where a process is that makes no progress, and again every ten seconds. Called by another thread than the training's."""

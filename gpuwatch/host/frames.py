@@ -33,6 +33,7 @@ _FRAMEWORKS = re.compile(
     r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
 )
 """Never a user's own package, even where the user's code is an installed package itself."""
+_QUEUES = "/multiprocessing/queues.py"
 _FETCH, _EVERY_S, _WRITE_EVERY = "/torch/utils/data/_utils/fetch.py", 0.05, 8  # of a loader worker that samples itself
 _SLOTS, _SLOT_BYTES = 64, 512  # a worker's (pid, samples in fetches, place) as JSON, in the slot of its pid
 _shared: list[Any] = [mmap(-1, _SLOTS * _SLOT_BYTES)]  # that of spawned workers is the second
@@ -47,6 +48,7 @@ _OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
+RECEIVING = "receiving and unpickling the batch"
 _WAITS = "the wait for the workers"
 _STARTING = {"/popen_spawn": SPAWNS, "/multiprocessing/": _WAITS, "<frozen importlib": "imports"}
 """What a thread does in Python's own files, by a part of their names, while it waits for the first batch."""
@@ -107,7 +109,13 @@ class OwnFrames:
         """(file, function, line); None where no function of the user's is on the stack."""
 
     def sample(
-        self, thread: int | None, doing: str, in_python: str = "", kept: bool = False, is_start: bool = False
+        self,
+        thread: int | None,
+        doing: str,
+        in_python: str = "",
+        kept: bool = False,
+        is_start: bool = False,
+        is_fetch: bool = False,
     ) -> None:
         """Take one sample of a thread, in any other one. Nothing where it has no Python frame.
 
@@ -120,6 +128,8 @@ class OwnFrames:
         place, deepest, names = _place(frame), frame.f_code.co_filename, frame.f_globals
         if is_start and place is None:
             place = _starting(frame)
+        elif is_fetch and place is None and _receives(frame):
+            place = ("", RECEIVING, 0)
         self._places.setdefault(doing, Counter())[place] += 1
         if in_python:
             is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))
@@ -200,6 +210,13 @@ def _starting(frame: FrameType) -> tuple[str, str, int] | None:
     made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
     is_spawned = any(getattr(getattr(each, "_popen", None), "method", "fork") != "fork" for each in made)
     return None if text is None else ("", SPAWNED if is_spawned and text == _WAITS else text, 0)
+
+
+def _receives(frame: FrameType) -> bool:
+    """Whether a thread takes what has come out of a queue between processes, rather than waiting for it to come."""
+    codes = [each.f_code for each, _ in walk_stack(frame)]
+    is_getting = any(code.co_name == "get" and code.co_filename.endswith(_QUEUES) for code in codes)
+    return is_getting and not any(code.co_name == "_poll" for code in codes)
 
 
 def _place(frame: FrameType | None) -> tuple[str, str, int] | None:

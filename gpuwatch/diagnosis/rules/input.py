@@ -22,6 +22,7 @@ from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
+from gpuwatch.host.frames import RECEIVING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER
 
 _EXPLAINED = ("burst_every_n", "input_unexplained")
@@ -175,29 +176,28 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
 )
 def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when training waits although batches are ready (behind a wrapper: in the user's code), and its thread is on
-    the CPU for ≥ `fetch_on_cpu` of a fetch (half of that suffices if ≤ `fetch_is_ready` of the fetches find none): it
-    unpickles or modifies the batch."""
+    the CPU for ≥ `fetch_on_cpu` of a fetch: it unpickles or modifies the batch. Or when its thread is in the code that
+    receives and unpickles a batch in half of the samples of a fetch."""
     wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
     is_full = (window.host.cpu_busy_ratio or 0.0) >= thresholds.cores_exhausted  # its thread also waits for a core then
-    least = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu
-    if empty is not None and empty <= thresholds.fetch_is_ready and not is_full:
-        least /= (
-            2  # it also waits for the pipe that a batch comes through: what is not made of tensors, in pieces of 64 KiB
-        )
-    if wait is None or not window.workers or on_cpu is None or on_cpu < least:
+    least, place = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu, window.fetch_place
+    if wait is None or not window.workers:
         return None
-    if (empty > 0.5) if empty is not None else (window.fetch_place is None or window.fetch_place.ratio < 0.5):
-        return None  # a thread that waits for a core after each wake-up looks as if it worked
+    if place is None or place.function != RECEIVING or place.ratio < 0.5:
+        if on_cpu is None or on_cpu < least:
+            return None
+        if (empty > 0.5) if empty is not None else (place is None or place.ratio < 0.5):
+            return None  # a thread that waits for a core after each wake-up looks as if it worked
     text = "the training thread is on the CPU for {} of a fetch: it unpickles or modifies the batch"
-    title, place = "receiving batches from the workers is expensive in the training thread", window.fetch_place
+    title = "receiving batches from the workers is expensive in the training thread"
     advice = "return few large tensors from the workers (collate and convert there) instead of many Python objects, and do little to a "
     advice += "batch between loader and step"
-    if place is not None and place.ratio >= 0.25:  # a sampler, or a wrapper around the loader
+    if place is not None and place.ratio >= 0.25 and place.file:  # a sampler, or a wrapper around the loader
         title = f"the training thread itself works in a fetch, in {place.function}"
         advice = f"make {place.function} cheaper, or let the workers do it (dataset, collate_fn)"
     return wait.finding(
         title,
-        *measured("fetch on CPU", min(1.0, on_cpu), text),
+        *measured("fetch on CPU", on_cpu and min(1.0, on_cpu), text),
         *place_evidence(place),
         *queue_evidence(window),
         advice=f"{advice}; more workers will not help",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import queue
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from gpuwatch.hook.publisher import Publisher, _fork_waits
-from gpuwatch.host.frames import OWN, SPAWNED, SPAWNS, OwnFrames, Place, interrupting, is_users, may_be_users
+from gpuwatch.host.frames import OWN, RECEIVING, SPAWNED, SPAWNS, OwnFrames, Place, interrupting, is_users, may_be_users
 
 
 def slow_read(done: threading.Event) -> None:
@@ -292,6 +293,39 @@ def test_a_call_that_keeps_the_lock_is_sampled_as_soon_as_it_ends() -> None:
         assert kept and sys.getswitchinterval() == usual_s and time.thread_time() - begin_s < 0.001
     with interrupting(usual_s / 2):
         assert sys.getswitchinterval() < usual_s, "a thread that computes in Python gives the lock up no earlier"
+
+
+def puts(batches: Any, objects: int, wait_s: float) -> None:
+    batch = [{"box": (i, i + 1), "name": str(i)} for i in range(objects)]
+    while True:
+        time.sleep(wait_s)
+        batches.put(batch)
+
+
+@pytest.mark.parametrize(("objects", "wait_s", "receives"), [(40_000, 0.0, True), (1, 0.05, False)])
+def test_receiving_a_batch_from_another_process_is_no_wait_for_it(objects: int, wait_s: float, receives: bool) -> None:
+    batches, done, frames = multiprocessing.Queue(maxsize=4), threading.Event(), OwnFrames()
+    worker = multiprocessing.Process(target=puts, args=(batches, objects, wait_s), daemon=True)
+    worker.start()
+
+    source = "def takes():\n    while not done.is_set():\n        batches.get(timeout=5)"
+    loader: dict[str, Any] = {"done": done, "batches": batches}
+    exec(compile(source, "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", "exec"), loader)
+    thread = threading.Thread(target=loader["takes"])
+    thread.start()
+    try:
+        batches.get(timeout=10)
+        for _ in range(40):
+            time.sleep(0.01)
+            with interrupting():
+                frames.sample(thread.ident, "fetch", is_fetch=True)
+    finally:
+        done.set()
+        thread.join()
+        worker.kill()
+        worker.join()
+    place = frames.most_frequent("fetch")
+    assert (place is not None and place.function == RECEIVING and place.ratio > 0.5) == receives
 
 
 def test_a_fork_waits_for_a_sample() -> None:

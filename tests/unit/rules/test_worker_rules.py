@@ -17,7 +17,7 @@ from gpuwatch.diagnosis.rules.input import (
 )
 from gpuwatch.diagnosis.rules.input_rhythm import autocorrelation, burst_every_n
 from gpuwatch.diagnosis.window import HostFacts, Window
-from gpuwatch.host.frames import Place
+from gpuwatch.host.frames import RECEIVING, Place
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, steps, window
 
@@ -183,8 +183,10 @@ def test_a_training_thread_that_unpickles_is_the_handover() -> None:
     assert causes(unpickling) == ["input_handover"]
     assert causes(replace(unpickling, worker_cpu_ratios=(0.95,) * 4))[0] == "input_handover"
     assert input_handover(replace(unpickling, fetch_cpu_ratio=0.2)) is None
-    assert input_handover(replace(unpickling, fetch_cpu_ratio=0.4)), "a batch was ready: it waits for the pipe too"
-    assert input_handover(replace(unpickling, fetch_cpu_ratio=0.4, empty_fetch_ratio=0.3)) is None
+    seen = replace(unpickling, fetch_cpu_ratio=0.4, empty_fetch_ratio=0.6, fetch_place=Place(RECEIVING, "", 0, 0.7))
+    assert causes(seen) == ["input_handover"], "on full cores it waits for one, and for the rest of a batch in the pipe"
+    assert input_handover(replace(seen, fetch_place=Place(RECEIVING, "", 0, 0.4))) is None
+    assert input_handover(replace(seen, fetch_place=Place("tokenize", "data.py", 7, 0.7))) is None
     assert input_handover(replace(unpickling, fetch_cpu_ratio=None)) is None
     assert input_handover(replace(unpickling, loader=Loader(num_workers=0))) is None
     assert input_handover(replace(HEALTHY, fetch_cpu_ratio=0.9)) is None
