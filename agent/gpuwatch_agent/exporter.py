@@ -293,10 +293,6 @@ class Page:
             self._bodies[key] = gzip.compress(plain, 1) if compressed else plain
         return self._bodies[key]
 
-    def value(self, metric: str) -> float | None:
-        """Return the value of a metric without labels; None when it was not measured."""
-        return self.values(metric).get(())
-
     def values(self, metric: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric by its labels' values, in the catalogue's order; empty when it was not measured."""
         return {s.labels: s.value for s in self._samples if s.metric == metric}
