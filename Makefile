@@ -73,7 +73,7 @@ golden: $(STAMP) ## write all generated files: Grafana dashboards, Prometheus ru
 	$(call write,$(BIN)/python scripts/metrics_page.py,docs/reference/metrics.md)
 	$(call write,$(BIN)/python scripts/thresholds_page.py,docs/reference/thresholds.md)
 	$(call write,$(BIN)/python scripts/alerts_page.py,docs/reference/alerts.md)
-	$(BIN)/python scripts/causes_page.py
+	$(BIN)/python scripts/tables.py
 	$(call write,$(BIN)/python scripts/commands_page.py,docs/reference/commands.md)
 	$(BIN)/python scripts/report_schemas.py
 	$(BIN)/python scripts/api_page.py

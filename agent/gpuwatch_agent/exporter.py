@@ -139,17 +139,17 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
         yield Sample("gpuwatch_gpu_holder_pid", account.pids[0], (*key, table.name(account.pids[0])))
 
 
-def finding_samples(book: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
+def finding_samples(tracker: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
     """Yield 0 or 1 for each cause that a run has had (over all of its ranks), evidence and advice of active ones, and stragglers' delays."""
     ratios: dict[tuple[str, str], float | None] = {}
     briefs: dict[tuple[str, str], str] = {}
     for run in runs:
-        entries = book.active(run.run, run.rank)
+        entries = tracker.active(run.run, run.rank)
         active = {entry.finding.cause: entry.finding.ratio for entry in entries}
         for entry in entries:
             if entry.brief:
                 briefs.setdefault((run.run, entry.finding.cause), entry.brief)
-        for cause in book.causes_seen.get((run.run, run.rank), ()):
+        for cause in tracker.causes_seen.get((run.run, run.rank), ()):
             known, ratio = ratios.get((run.run, cause)), active.get(cause)
             ratios[run.run, cause] = max((r for r in (known, ratio) if r is not None), default=None)
         if straggler.cause in active:
@@ -292,10 +292,6 @@ class Page:
             plain = self.body(open_metrics, False) if compressed else module.generate_latest(self)
             self._bodies[key] = gzip.compress(plain, 1) if compressed else plain
         return self._bodies[key]
-
-    def value(self, metric: str) -> float | None:
-        """Return the value of a metric without labels; None when it was not measured."""
-        return self.values(metric).get(())
 
     def values(self, metric: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric by its labels' values, in the catalogue's order; empty when it was not measured."""

@@ -122,7 +122,7 @@ class _Server(uvicorn.Server):
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd, where it has started the agent. Source: sd_notify(3)."""
+    """Notify systemd, where it has started the agent. Source: sd_notify(3)."""
     if path := os.environ.get("NOTIFY_SOCKET"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
             notifier.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)

@@ -1,4 +1,4 @@
-"""A small file of what has to survive a restart, beside the history."""
+"""A small file of what has to survive a restart, next to the history."""
 
 import logging
 from pathlib import Path

@@ -225,9 +225,6 @@ class Steps(msgspec.Struct, frozen=True):
     """p5, p50, p95 of step time on the host in each bucket; None for downsampled steps, of which only sums are kept."""
     columns: Mapping[str, Spread | None] = {}  # By name, as in LastSteps; None: never measured.
 
-    def column(self, name: str) -> Spread | None:
-        return self.columns.get(name)
-
 
 class Runs(msgspec.Struct, frozen=True):
     """/api/v1/runs."""

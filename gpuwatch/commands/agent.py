@@ -36,7 +36,7 @@ _WEB = "File with TLS settings and passwords, in the format of Prometheus export
 _API_TOKEN = "File with the API's bearer token, created if missing. Required when not listening on loopback."
 _TOKEN = "File with the token that hooks need over TCP, created if missing."
 _OTLP = "OpenTelemetry collector to push metrics and findings to (OTLP/HTTP), e.g. http://127.0.0.1:4318 (docs/deploy/otlp.md)."
-_PODS_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+_OWN = AgentSettings()
 
 
 def agent(
@@ -45,23 +45,25 @@ def agent(
     http: Http = HTTP,
     listen: Listen = None,
     history: History = None,
-    keep_days: Annotated[float, Option(help="Retention of the history, in days.", min=0.01)] = 7.0,
-    keep_gib: Annotated[float, Option(help="Maximum size of the history, in GiB.", min=0.01)] = 2.0,
-    procfs: Annotated[Path, Option(help="Where the node's /proc is mounted (in a container).")] = Path("/proc"),
-    sysfs: Annotated[Path, Option(help="Where the node's /sys is mounted (in a container).")] = Path("/sys"),
-    shm: Annotated[Path, Option(help="Where the node's /dev/shm is mounted (in a container).")] = Path("/dev/shm"),
+    keep_days: Annotated[float, Option(help="Retention of the history, in days.", min=0.01)] = _OWN.keep_days,
+    keep_gib: Annotated[float, Option(help="Maximum size of the history, in GiB.", min=0.01)] = _OWN.keep_gib,
+    procfs: Annotated[Path, Option(help="Where the node's /proc is mounted (in a container).")] = Path(_OWN.procfs),
+    sysfs: Annotated[Path, Option(help="Where the node's /sys is mounted (in a container).")] = Path(_OWN.sysfs),
+    shm: Annotated[Path, Option(help="Where the node's /dev/shm is mounted (in a container).")] = Path(_OWN.shm),
     series: Annotated[Series, Option(help=_SERIES)] = Series.standard,
     dcgm: Annotated[str | None, Option(help=_DCGM)] = None,
-    allocations: Annotated[Path, Option(help=_ALLOCATIONS)] = Path("/run/gpuwatch/allocations"),
-    pod_resources: Annotated[Path, Option(help=_PODS)] = _PODS_SOCKET,
-    full_hours: Annotated[float, Option(help=_FULL, min=0.1)] = 24.0,
+    allocations: Annotated[Path, Option(help=_ALLOCATIONS)] = Path(_OWN.allocations),
+    pod_resources: Annotated[Path, Option(help=_PODS)] = Path(_OWN.pod_resources),
+    full_hours: Annotated[float, Option(help=_FULL, min=0.1)] = _OWN.full_hours,
     stacks: Annotated[bool, Option("--stacks", help=_STACKS)] = False,
     notify: Annotated[list[str] | None, Option(help=_NOTIFY)] = None,
     web_config: Annotated[Path | None, Option("--web.config.file", help=_WEB)] = None,
     api_token_file: Annotated[Path | None, Option(help=_API_TOKEN, envvar="GPUWATCH_API_TOKEN_FILE")] = None,
     token_file: Annotated[Path | None, Option(help=_TOKEN, envvar="GPUWATCH_TOKEN_FILE")] = None,
     otlp: Annotated[str | None, Option(help=_OTLP, envvar="GPUWATCH_OTLP")] = None,
-    otlp_every_s: Annotated[float, Option(help="Seconds between two pushes to --otlp.", min=1, max=120)] = 15.0,
+    otlp_every_s: Annotated[
+        float, Option(help="Seconds between two pushes to --otlp.", min=1, max=120)
+    ] = _OWN.otlp_every_s,
 ) -> None:
     """Receive the hooks' messages, sample the node once a second, and serve Prometheus metrics and the JSON API.
 

@@ -63,7 +63,7 @@ def demo(
 
 
 def _job(agent_url: str) -> str:
-    """Return the ledger of the only job, which has ended, and what it comes to."""
+    """Return the ledger of the only job, which has ended, and its verdict."""
     (job,) = Client(agent_url).caught_up().jobs()
     wall_s = sum(job.states.values())
     verdict = f"killed {job.interruptions} times: {percent(job.goodput_ratio or 0.0)} of {duration(wall_s)} went into new steps"

@@ -39,6 +39,13 @@ class StepColumns(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.data_wait_s)
 
+    def mean(self, part: slice = slice(None)) -> MeanStep:
+        """Return the mean of these steps but first batches, whose wait is the start of the pass."""
+        later = [not first for first in self.epoch_start[part]] or [True] * len(self.data_wait_s[part])
+        columns = (self.data_wait_s, self.transfer_s, self.compute_s, self.hidden_wait_s)
+        count = sum(later)
+        return MeanStep(count, *(sum(compress(column[part], later)) / max(1, count) for column in columns))
+
 
 class MeanStep(NamedTuple):
     """The mean of all steps except first batches, in seconds."""
@@ -264,15 +271,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def mean_step(self) -> MeanStep:
-        """The mean of all steps but first batches, whose wait is the start of the pass."""
-        steps = self.steps
-        later = [not first for first in steps.epoch_start] or [True] * len(steps)
-        count = sum(later)
-        wait_s, copy_s, compute_s, hidden_s = (
-            sum(compress(column, later)) / max(1, count)
-            for column in (steps.data_wait_s, steps.transfer_s, steps.compute_s, steps.hidden_wait_s)
-        )
-        return MeanStep(count, wait_s, copy_s, compute_s, hidden_s)
+        return self.steps.mean()
 
     @cached_property
     def _shares(self) -> Mapping[str, float]:

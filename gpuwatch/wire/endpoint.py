@@ -56,7 +56,7 @@ def find(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def refused(where: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what to tell a user who may not write to the socket at an endpoint, or any of `directories`; None where that is not so."""
+    """Return the message for a user who may not write to the socket at an endpoint, or any of `directories`; None where that is not so."""
     paths = [directory / SOCKET_NAME for directory in directories(environ)]
     closed = (
         f"{path}: permission denied; ask for the group gpuwatch (usermod -aG gpuwatch USER), and log in again"

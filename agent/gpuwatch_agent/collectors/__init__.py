@@ -1,4 +1,4 @@
-"""Collectors: each samples one subject of the node once a second. Adding one is a function in `node.READS`, or a class and a line in `build`."""
+"""Collectors: each samples one subject of the node once a second. Adding one is a function or a class in `node.COLLECTORS`."""
 
 import logging
 import time
@@ -34,8 +34,15 @@ class Collector(NamedTuple):
 
 def build(roots: Roots, gpus: DriverCollector) -> list[Collector]:
     """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
-    of_node = [Collector(read.__name__, partial(read, roots)) for read in node.READS]
-    return [Collector("cpu", node.CpuCollector(roots).collect), *of_node, Collector("gpu", gpus.collect)]
+    collects = (
+        (each, each(roots).collect if isinstance(each, type) else partial(each, roots)) for each in node.COLLECTORS
+    )
+    return [*(Collector(name_of(each), collect) for each, collect in collects), Collector("gpu", gpus.collect)]
+
+
+def name_of(collector: Callable[..., object]) -> str:
+    """Return the name of a collector: that of its function, or of its class without its end."""
+    return collector.__name__.removesuffix("Collector").lower()
 
 
 def gpu_source(roots: Roots, settings: AgentSettings = DEFAULTS) -> DriverCollector:

@@ -98,7 +98,9 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
             if uuid not in gpus:
                 gpus[uuid] = DcgmGpu(_device(uuid, labels))
             gpu, name, number = gpus[uuid], sample.name.removesuffix("_total"), labels.get("GPU_I_ID", "")
-            if _is_blank(sample.value) or (number and name == "DCGM_FI_DEV_GPU_UTIL"):
+            is_blank = not math.isfinite(sample.value) or sample.value >= _BLANK
+            is_blank = is_blank or _BLANK_INT32 <= sample.value <= 0x7FFFFFFF
+            if is_blank or (number and name == "DCGM_FI_DEV_GPU_UTIL"):
                 continue  # of an instance it is always 0: dcgm-exporter's issue 216
             of_instance = number and (name in _MIG_FIELDS or name.startswith("DCGM_FI_PROF_"))
             (gpu.instances.setdefault(number, {}) if of_instance else gpu.fields)[name] = sample.value
@@ -110,10 +112,6 @@ def _device(uuid: str, labels: Mapping[str, str]) -> GpuDevice:
     name, pci_bus_id = labels.get("modelName", ""), labels.get("pci_bus_id", "")
     number, driver = int(minor) if minor.isdigit() else None, labels.get("DCGM_FI_DRIVER_VERSION", "")
     return GpuDevice(int(labels["gpu"]), uuid, name, pci_bus_id, number, driver=driver)
-
-
-def _is_blank(value: float) -> bool:
-    return not math.isfinite(value) or value >= _BLANK or _BLANK_INT32 <= value <= 0x7FFFFFFF
 
 
 _OWN = ("gpuwatch_gpus_seen", "gpuwatch_gpus_expected", "gpuwatch_gpu_info", "gpuwatch_gpu_mig_ratio")

@@ -57,7 +57,7 @@ def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
 
 
 class CpuCollector:
-    """gpuwatch_cpu_seconds_total and gpuwatch_cpu_cores."""
+    """CPU time by mode, and the cores that are online. Source: `/proc/stat`."""
 
     def __init__(self, roots: Roots, ticks_per_s: int = proc.TICKS_PER_S) -> None:
         self._roots = roots
@@ -87,7 +87,7 @@ def parse_loadavg(text: str) -> tuple[float, int]:
 
 
 def load(roots: Roots) -> Iterable[Sample]:
-    """Return gpuwatch_load1 and gpuwatch_procs_running."""
+    """Return the load average, and the tasks that run or wait for a CPU. Source: `/proc/loadavg`."""
     load1, running = parse_loadavg(read_text(roots.procfs / "loadavg"))
     return [Sample("gpuwatch_load1", load1), Sample("gpuwatch_procs_running", running)]
 
@@ -101,7 +101,10 @@ _PRESSURE = {
 
 
 def pressure(roots: Roots) -> Iterable[Sample]:
-    """Return the gpuwatch_pressure_* metrics: waiting and stalled time. Raises: NoData where the kernel has no PSI (CONFIG_PSI, psi=1)."""
+    """Return for how long tasks waited, or all were stalled, for CPU, I/O and memory. Source: `/proc/pressure`.
+
+    Raises: NoData where the kernel has no PSI (CONFIG_PSI, psi=1).
+    """
     folder, samples = roots.procfs / "pressure", []
     for resource, words in _PRESSURE.items():
         with contextlib.suppress(NoData):
@@ -115,7 +118,7 @@ def pressure(roots: Roots) -> Iterable[Sample]:
 
 
 def memory(roots: Roots) -> Iterable[Sample]:
-    """Return gpuwatch_memory_total_bytes and gpuwatch_memory_available_bytes, the kernel's estimate of what is free without swapping."""
+    """Return the memory in all, and the kernel's estimate of what is free without swapping. Source: `/proc/meminfo`."""
     sizes = proc.parse_kib(read_text(roots.procfs / "meminfo"))
     names = {"MemTotal": "gpuwatch_memory_total_bytes", "MemAvailable": "gpuwatch_memory_available_bytes"}
     if missing := names.keys() - sizes.keys():
@@ -124,13 +127,16 @@ def memory(roots: Roots) -> Iterable[Sample]:
 
 
 def shm(roots: Roots) -> Iterable[Sample]:
-    """Return gpuwatch_shm_{size,used}_bytes of the node's own mount, `mount="host"`: loader workers send batches through it."""
+    """Return size and use of the node's own /dev/shm: loader workers send batches through it. Source: `statvfs`."""
     size, used = proc.shm_bytes(roots.shm)
     return [Sample("gpuwatch_shm_size_bytes", size, ("host",)), Sample("gpuwatch_shm_used_bytes", used, ("host",))]
 
 
 def disk(roots: Roots) -> Iterable[Sample]:
-    """Yield the gpuwatch_disk_* metrics of every whole disk. Raises: NoData on a node without a disk (booted from the network, say)."""
+    """Yield bytes read and written, and the busy time, of every whole disk. Source: `/proc/diskstats`.
+
+    Raises: NoData on a node without a disk (booted from the network, say).
+    """
     for name, counts in proc.parse_disks(read_text(roots.procfs / "diskstats")).items():
         yield Sample("gpuwatch_disk_read_bytes_total", counts.read_bytes, (name,))
         yield Sample("gpuwatch_disk_written_bytes_total", counts.written_bytes, (name,))
@@ -152,7 +158,10 @@ def is_physical(name: str) -> bool:
 
 
 def network(roots: Roots) -> Iterable[Sample]:
-    """Yield gpuwatch_network_{receive,transmit}_bytes_total of each interface. Raises: NoData where there is none but the loopback."""
+    """Yield the bytes received and sent on each physical interface. Source: `/proc/1/net/dev`.
+
+    Raises: NoData where there is none but the loopback.
+    """
     try:  # process 1's namespace is the node's, also where the agent runs in a container with the node's /proc
         text = read_text(roots.procfs / "1/net/dev")
     except (NoData, PermissionError):
@@ -175,9 +184,10 @@ _COUNTERS = {
 
 
 def infiniband(roots: Roots) -> Iterable[Sample]:
-    """Return the gpuwatch_infiniband_* metrics of InfiniBand and RoCE ports: RDMA traffic is on no network interface's counters.
+    """Return data, symbol errors and lost links of InfiniBand and RoCE ports. Source: `/sys/class/infiniband`.
 
-    Raises: NoData on a node without one. Source: Documentation/ABI/stable/sysfs-class-infiniband.
+    RDMA traffic is on no network interface's counters. See Documentation/ABI/stable/sysfs-class-infiniband.
+    Raises: NoData on a node without a port.
     """
     folder = roots.sysfs / "class" / "infiniband"
     if not folder.is_dir():
@@ -198,11 +208,11 @@ def _of_port(port: Path) -> Iterator[Sample]:
 
 
 def agent_process(roots: Roots) -> Iterable[Sample]:
-    """Yield gpuwatch_agent_cpu_seconds_total (of all threads) and gpuwatch_agent_resident_memory_bytes."""
+    """Yield the CPU time of all the agent's threads, and its resident memory. Source: `/proc/self/stat`."""
     yield Sample("gpuwatch_agent_cpu_seconds_total", time.process_time())
     with contextlib.suppress(NoData):  # another pid namespace's /proc, in which the agent is not
         yield Sample("gpuwatch_agent_resident_memory_bytes", proc.stat("self", roots.procfs).resident_bytes)
 
 
-READS = (load, pressure, memory, shm, disk, network, infiniband, agent_process)
-"""The functions that are collectors, by their names, in the order in which they run."""
+COLLECTORS = (CpuCollector, load, pressure, memory, shm, disk, network, infiniband, agent_process)
+"""All of them, in the order in which they run: functions and classes, whose docstrings are their rows in docs/deploy/agent.md."""

@@ -56,19 +56,14 @@ def _newest(handle: Handle, newest: tuple[Any, ...], older: tuple[Any, ...]) -> 
         return getattr(pynvml, older[0])(handle, *older[1:])
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
 def describe(index: int, handle: Handle, driver: str) -> GpuDevice:
     """Return what a GPU is."""
     try:
         minor = int(pynvml.nvmlDeviceGetMinorNumber(handle))
     except pynvml.NVMLError_NotSupported:
         minor = None
-    name, bus_id = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetPciInfo(handle).busId
-    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-    return GpuDevice(index, uuid, _text(name), _text(bus_id), minor, handle=handle, driver=driver)
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    return GpuDevice(index, uuid, name, pynvml.nvmlDeviceGetPciInfo(handle).busId, minor, handle=handle, driver=driver)
 
 
 def memory(gpu: GpuDevice) -> list[Value]:
@@ -182,7 +177,7 @@ def mig_instances(gpu: GpuDevice) -> tuple[float, list[GpuDevice]]:
             handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
         except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NoPermission):
             continue  # no instance has this index now, or the agent may not see it
-        uuid, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
+        uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
         instance = str(pynvml.nvmlDeviceGetGpuInstanceId(handle)), name.rpartition(" MIG ")[2]
         size = pynvml.nvmlDeviceGetAttributes_v2(handle).computeInstanceSliceCount
         left -= size

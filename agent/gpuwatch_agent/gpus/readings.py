@@ -149,39 +149,28 @@ class GpuTrends:
 
     def sample(self, gpus: Sequence[GpuAccount], node: RecentSamples, now_ns: int) -> None:
         """Take this second's readings of all GPUs; forget the others."""
-        self._trends = {account.uuid: self._trend(account) for account in gpus}
+        before, self._trends = self._trends, {}
         for account in gpus:
-            memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
-            power = node.latest("gpuwatch_gpu_power_watts", account.gpu, account.uuid)
-            self.update(account, power, None if memory is None else int(memory), now_ns, _tensor_hertz(account, node))
-
-    def _trend(self, account: GpuAccount) -> _Trend:
-        holder = None if account.run is None else account.run.key
-        trend = self._trends.get(account.uuid)
-        return trend if trend is not None and trend.holder == holder else _Trend(holder)
-
-    def update(
-        self,
-        account: GpuAccount,
-        power_watts: float | None,
-        memory_bytes: int | None,
-        now_ns: int,
-        tensor_hertz: float | None = None,
-    ) -> None:
-        """Take this second's readings of one GPU."""
-        run, trend = account.run, self._trend(account)
-        self._trends[account.uuid] = trend
-        if run is None or run.status != RUNNING:
-            return
-        last_ns = run.steps.last_end_ns
-        stepping = last_ns is not None and now_ns - last_ns < _STEPPING_NS
-        if stepping and power_watts is not None:
-            trend.powers.append(power_watts)
-        if stepping and tensor_hertz is not None:
-            trend.tensor_hertz.append(tensor_hertz)
-        kept = trend.memories
-        if memory_bytes is not None and (not kept or now_ns - kept[-1][0] >= self._memory_every_ns):
-            kept.append((now_ns, memory_bytes))
+            run, trend = account.run, before.get(account.uuid)
+            holder = None if run is None else run.key
+            if trend is None or trend.holder != holder:
+                trend = _Trend(holder)
+            self._trends[account.uuid] = trend
+            if run is None or run.status != RUNNING:
+                continue
+            names = ("memory_used_bytes", "power_watts", "tensor_active_ratio", "sm_clock_hertz", "utilization_ratio")
+            found = [node.latest(f"gpuwatch_gpu_{name}", account.gpu, account.uuid) for name in names]
+            memory, power, tensor, clock, utilization = found
+            last_ns = run.steps.last_end_ns
+            stepping = last_ns is not None and now_ns - last_ns < _STEPPING_NS
+            if stepping and power is not None:
+                trend.powers.append(power)
+            # A GPU that is split by MIG has no utilisation, and its tensor cores are those of all its instances.
+            if stepping and tensor is not None and clock is not None and utilization is not None:
+                trend.tensor_hertz.append(tensor * clock)
+            kept = trend.memories
+            if memory is not None and (not kept or now_ns - kept[-1][0] >= self._memory_every_ns):
+                kept.append((now_ns, int(memory)))
 
     def median_watts(self, uuid: str) -> float | None:
         """Return the median power while the run made steps; None with less than half a minute of it."""
@@ -208,13 +197,6 @@ class GpuTrends:
             growth_bytes=kept[-1][1] - kept[0][1],
             total_bytes=total_bytes,
         )
-
-
-def _tensor_hertz(account: GpuAccount, node: RecentSamples) -> float | None:
-    """Return the share of time in which the tensor cores worked, times their clock; None of a GPU split by MIG, which has no utilisation."""
-    names = ("tensor_active_ratio", "sm_clock_hertz", "utilization_ratio")
-    tensor, clock, utilization = (node.latest(f"gpuwatch_gpu_{each}", account.gpu, account.uuid) for each in names)
-    return None if tensor is None or clock is None or utilization is None else tensor * clock
 
 
 def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: GpuTrends) -> GpuFacts:

@@ -77,8 +77,8 @@ def _lost_runs(runs: Sequence[api.Run]) -> Iterator[_Found]:
 
 def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) -> Iterator[_Found]:
     page = snapshot.page
-    seen = page.value("gpuwatch_gpus_seen")
-    lost = 0.0 if seen is None else (page.value("gpuwatch_gpus_expected") or 0.0) - seen
+    seen, expected = (page.values(f"gpuwatch_gpus_{each}").get(()) for each in ("seen", "expected"))
+    lost = 0.0 if seen is None else (expected or 0.0) - seen
     if lost > 0:
         yield "GpuLost", (), now_s, f"{lost:g} GPU{'' if lost == 1 else 's'} fell off the bus", ()
     times = page.values("gpuwatch_gpu_last_xid_timestamp_seconds")

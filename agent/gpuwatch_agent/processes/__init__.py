@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -86,11 +85,14 @@ class ProcessTable:
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
         self._user = cache(user_name)
         self._owner = cache(lambda pid, uid, start_ticks: read_owner(procfs / str(pid), self._user(uid)))
-        self._groups = cache(lambda controller, pid, root: tuple(cgroup.folders(controller, procfs, sysfs, pid, root)))
+        self.groups = cache(
+            lambda controller, pid, root=True: tuple(cgroup.folders(controller, procfs, sysfs, pid, root))
+        )
+        """Returns the folders of a process's control groups by controller and pid, as they were within the last ten ticks."""
         self._good_for_ticks: dict[Any, int] = {
             **dict.fromkeys((self._find, self.stat, self._quota, self._room), 1),
             self._searched: 5,
-            self._groups: 10,
+            self.groups: 10,
             self._owner: 30,
             self._user: 600,
         }
@@ -133,10 +135,6 @@ class ProcessTable:
         self._host_pids[_identity(hello)] = pid
         return True
 
-    def descends_from(self, pid: int, ancestor: int) -> bool:
-        """Return whether a process is another one's child, or the child of one (a fork server's workers), four steps at most."""
-        return ancestor in islice(self.with_parents(pid), 1, 5)
-
     def is_of_user(self, pid: int, uid: int | None) -> bool:
         """Return whether a process is this user's; where the user is not known (None), whether it is the agent's own, but not root's."""
         try:
@@ -174,10 +172,6 @@ class ProcessTable:
         """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
         cores = self.read(proc.allowed_cores, pid)
         return None if cores is None else cgroup.within_quota(cores, self.quota(pid))
-
-    def groups(self, controller: str, pid: int, root: bool = True) -> tuple[Path, ...]:
-        """Return the folders of a process's control groups, see `cgroup.folders`, as they were within the last ten ticks."""
-        return self._groups(controller, pid, root)
 
     def quota(self, pid: int) -> cgroup.Quota | None:
         """Return the CPU quota over a process; None without a readable one."""

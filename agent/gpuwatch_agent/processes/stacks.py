@@ -81,15 +81,17 @@ class StackWatch:
         self._seen: list[tuple[_Capture, Stacks | None]] = []  # recent results; None where a capture failed
         self._warn = WarnOnce()
 
-    def tick(self, runs: Sequence[Run], book: FindingTracker, table: ProcessTable, now_ns: int, now_s: float) -> None:
+    def tick(
+        self, runs: Sequence[Run], tracker: FindingTracker, table: ProcessTable, now_ns: int, now_s: float
+    ) -> None:
         """Assign finished captures to findings, and start the next one if a finding needs it."""
-        self._collect(book, now_ns)
+        self._collect(tracker, now_ns)
         if not self._settings.automatic or self._running is not None:
             return
         every_ns = self._settings.every_s * 1e9
         self._sampled_ns = {key: at_ns for key, at_ns in self._sampled_ns.items() if now_ns - at_ns < every_ns}
         for run in runs:
-            for entry in book.active(run.run, run.rank) if run.status == RUNNING else ():
+            for entry in tracker.active(run.run, run.rank) if run.status == RUNNING else ():
                 cause = entry.finding.cause
                 if not _wants(entry) or (run.run, _of_all(cause)) in self._sampled_ns:
                     continue
@@ -101,13 +103,13 @@ class StackWatch:
                     self._start_thread(partial(self._sample, *self._running))
                     return
 
-    def _collect(self, book: FindingTracker, now_ns: int) -> None:
+    def _collect(self, tracker: FindingTracker, now_ns: int) -> None:
         self._seen = [seen for seen in self._seen if now_ns - seen[0].at_ns < 2 * _SERVES_NS]
         if self._running is not None and self._running[1].done():
             self._seen.append((self._running[0], self._running[1].result()))
             self._running = None
         for capture, stacks in self._seen:
-            for (run, rank, _, _), entry in book.entries.items():
+            for (run, rank, _, _), entry in tracker.entries.items():
                 if capture.serves(run, rank, entry):
                     entry.stacks_taken, entry.stacks = True, stacks
 

@@ -7,6 +7,7 @@ the node itself, which the collectors cover.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -135,7 +136,10 @@ def _worker_pids(run: Run, table: ProcessTable) -> tuple[int, ...]:
     if hello is None or hello.loader is None or table.host_pid(hello) != hello.pid:
         return ()
     pids = hello.loader.worker_pids[:_MOST_WORKERS]
-    return pids if run.uid is None else tuple(pid for pid in pids if table.descends_from(pid, hello.pid))
+    if run.uid is None:
+        return pids
+    # Its children, and their children: those of a fork server.
+    return tuple(pid for pid in pids if hello.pid in islice(table.with_parents(pid), 1, 5))
 
 
 def group_samples(runs: Sequence[Run], table: ProcessTable) -> Iterator[Sample]:

@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
+from statistics import fmean
 
 from msgspec.structs import replace
 
@@ -164,7 +165,7 @@ def ranks_by_run(runs: Sequence[Run]) -> dict[str, tuple[RankFacts, ...]]:
 
 
 def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
-    """Return the ranks' mean steps, first batches left out, over the time in which the steps of all of them are known."""
+    """Return the ranks' mean steps over the time in which the steps of all of them are known."""
     begin_ns = max((run.steps.end_ns[0] for run in runs if run.steps), default=0)
     end_ns = min((run.steps.end_ns[-1] for run in runs if run.steps), default=0)
     return tuple(_mean(run, begin_ns, end_ns) for run in sorted(runs, key=lambda run: run.rank))
@@ -173,15 +174,7 @@ def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
 def _mean(run: Run, begin_ns: int, end_ns: int) -> RankFacts:
     steps = run.steps
     part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
-    later = [not first for first in steps.epoch_start[part]]
-    waits_ns = list(compress(steps.comm_wait_ns[part], later))
-    count = len(waits_ns) or 1
-    return RankFacts(
-        rank=run.rank,
-        steps=len(waits_ns),
-        data_wait_s=sum(compress(steps.data_wait_s[part], later)) / count,
-        transfer_s=sum(compress(steps.transfer_s[part], later)) / count,
-        compute_s=sum(compress(steps.compute_s[part], later)) / count,
-        comm_wait_s=sum(waits_ns) / count / 1e9 if waits_ns and min(waits_ns) >= 0 else None,
-        standstill=run.standstill,
-    )
+    mean = steps.mean(part)
+    waits_ns = list(compress(steps.comm_wait_ns[part], (not first for first in steps.epoch_start[part])))
+    comm_wait_s = fmean(waits_ns) / 1e9 if waits_ns and min(waits_ns) >= 0 else None
+    return RankFacts(run.rank, *mean[:4], comm_wait_s, run.standstill)

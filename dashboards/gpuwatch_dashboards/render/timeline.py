@@ -34,11 +34,11 @@ def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
     """Return the host's chart and, where it was measured, the device's; few steps are drawn one by one."""
     few = merged(steps, MOST_BUCKETS)
     host, device = (
-        [trace(few, column.mean, label, part) for name, part in parts.items() if (column := few.column(name))]
+        [trace(few, column.mean, label, part) for name, part in parts.items() if (column := few.columns.get(name))]
         for label, parts in (("phase", HOST), ("state", DEVICE))
     )
     drawn: list[tuple[Panel, list[list[Series]]]] = [(HOST_STEPS, [host])]
-    waited, felt = few.column("data_wait_s"), few.column("input_wait_s")
+    waited, felt = few.columns.get("data_wait_s"), few.columns.get("input_wait_s")
     if device and waited and felt:
         pairs = zip(waited.mean, felt.mean, strict=True)
         hidden = [None if a is None or b is None else max(0.0, a - b) for a, b in pairs]
@@ -98,7 +98,7 @@ def pieces(steps: Steps) -> Iterator[tuple[int, str, float, float]]:
     The device's idle time ends when the batch is in hand; what it does after that, it does until it is idle again. Where
     it was measured the host's wait is split: first what was hidden behind the device's work, then what starved it.
     """
-    measured = steps.column("input_wait_s") is not None
+    measured = steps.columns.get("input_wait_s") is not None
     for n, begin_s in enumerate(steps.time_s):
         of = {name.removesuffix("_s"): 0.0 if c is None else c.mean[n] or 0.0 for name, c in steps.columns.items()}
         in_hand_s = begin_s + of["data_wait"]
@@ -170,7 +170,7 @@ SHADES = ("rgba(213,94,0,0.05)", "rgba(213,94,0,0.35)", "rgba(213,94,0,1)")
 
 def heat_card(steps: Steps) -> Card:
     """Return the map as a card; its rows are epochs where there are two or more, else of a fixed number of steps."""
-    waited = steps.column("data_wait_s")
+    waited = steps.columns.get("data_wait_s")
     if waited is None or len(steps.step) < 2 or all(wait is None for wait in waited.max):
         head = PAGES.panel_head(HEAT_TITLE, "When did steps wait for data?")
         return text_card("heat", head, "No step of this run is kept for this time.")

@@ -1,7 +1,5 @@
 """Numbers from a node's agent, by its JSON API (docs/reference/api.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

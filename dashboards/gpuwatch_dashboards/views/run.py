@@ -98,7 +98,7 @@ def _of_ranks(source: SharedSource, everyone: Sequence[Run], span: Span, stretch
             steps = source.steps(rank, RANK_BUCKETS, *(stretch or (None, None)))
         except SourceError:  # the agent of another node is away: the ranks of the others are compared
             continue
-        columns = [steps.column(name) for name in ("data_wait_s", "transfer_s", "compute_s")]
+        columns = [steps.columns.get(name) for name in ("data_wait_s", "transfer_s", "compute_s")]
         means = zip(*(column.mean for column in columns if column is not None), strict=True)
         wholes = [sum(value or 0.0 for value in parts) for parts in means]
         lines.append(timeline.trace(steps, wholes, "rank", str(rank.rank)))

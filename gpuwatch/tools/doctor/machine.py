@@ -79,7 +79,7 @@ def _nvml_facts(nvml: Any) -> NvmlFacts:
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                gpu = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+                gpu = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
                 with contextlib.suppress(nvml.NVMLError_NotSupported):  # GB10: it shares the CPU's memory
                     nvml.nvmlDeviceGetMemoryInfo(handle)  # a GPU that fell off the bus may still give its name
             except nvml.NVMLError as error:
@@ -90,7 +90,7 @@ def _nvml_facts(nvml: Any) -> NvmlFacts:
         with contextlib.suppress(nvml.NVMLError):
             version = nvml.nvmlSystemGetCudaDriverVersion_v2()
             cuda = (version // 1000, version % 1000 // 10)
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        driver = nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError as error:
         states: dict[int, Any] = {
             nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no library",
@@ -99,10 +99,6 @@ def _nvml_facts(nvml: Any) -> NvmlFacts:
         }
         return NvmlFacts(states.get(error.value, "fails"), str(error))
     return NvmlFacts("answers", "", driver, cuda, tuple(gpus), tuple(lost))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def ask_agent(url: str, wanted: bool, fetch: Fetch) -> tuple[Status | None, Outcome]:

@@ -77,7 +77,7 @@ def _socket(path: Path, machine: Machine) -> Outcome | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return problem(f"{path}: {error.strerror}", f"let this user into the folder {path.parent}")
+        return problem(f"{path}: {error.strerror}", f"give this user access to the folder {path.parent}")
     whose = f"{path} ({_owner(path)}, {stat.S_IMODE(status.st_mode):04o})"
     if not stat.S_ISSOCK(status.st_mode):
         return problem(f"{whose} is not a socket", f"rm {path}, then restart the agent")

@@ -171,7 +171,7 @@ def _steps_over_time(found: Steps) -> model.StepsOverTime:
     means = 0
 
     def mean(name: str, index: int) -> float | None:
-        column = found.column(name)
+        column = found.columns.get(name)
         return None if column is None else column.mean[index]
 
     for index, begin_s in enumerate(found.time_s):

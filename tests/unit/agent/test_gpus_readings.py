@@ -28,16 +28,23 @@ def step(run: Run, end_ns: int) -> None:
     run.steps = run.steps.followed_by(read_columns({name: wire.pack([v]) for name, v in columns.items()}, 0))
 
 
+def sample(trends: GpuTrends, account: GpuAccount, now_ns: int, **figures: float) -> RecentSamples:
+    node = RecentSamples()
+    node.remember([Sample(f"gpuwatch_gpu_{name}", value, ("0", "GPU-a")) for name, value in figures.items()], now_ns)
+    trends.sample([account], node, now_ns)
+    return node
+
+
 def test_usual_power_is_that_of_seconds_with_steps() -> None:
     trends, run = GpuTrends(), Run("run-a", 0, "boot")
     account = held(run)
     for second in range(40):
         step(run, second * S)
-        trends.update(account, 400.0, None, second * S)
+        sample(trends, account, second * S, power_watts=400.0)
         if second == 20:
             assert trends.median_watts("GPU-a") is None  # too early to call anything usual
     for second in range(46, 100):
-        trends.update(account, 100.0, None, second * S)  # it stands still
+        sample(trends, account, second * S, power_watts=100.0)  # it stands still
     assert trends.median_watts("GPU-a") == 400.0
 
 
@@ -46,14 +53,13 @@ H200 = dense_peak("NVIDIA H200")
 
 def test_mfu_is_estimated_from_half_a_minute_of_steps_on() -> None:
     trends, run = GpuTrends(), Run("run-a", 0, "boot", gpus={"GPU-a": "NVIDIA H200"})
-    account, node = held(run), RecentSamples()
+    account = held(run)
     for second in range(90):
         if second < 40:
             step(run, second * S)
         tensor = 0.4 if second < 40 else 0.01  # an evaluation: no steps
         figures = {"tensor_active_ratio": tensor, "sm_clock_hertz": 1.83e9, "utilization_ratio": 0.9}
-        node.remember([Sample(f"gpuwatch_gpu_{name}", value, ("0", "GPU-a")) for name, value in figures.items()], 0)
-        trends.sample([account], node, second * S)
+        node = sample(trends, account, second * S, **figures)
         if second == 28:
             assert trends.mfu("GPU-a", H200) is None
         if second == 39:
@@ -69,12 +75,11 @@ def test_mfu_is_estimated_from_half_a_minute_of_steps_on() -> None:
 @pytest.mark.parametrize("missing", ["tensor_active_ratio", "sm_clock_hertz", "utilization_ratio"])
 def test_mfu_is_not_estimated_without_its_parts(missing: str) -> None:
     """No GPM before Hopper; and no utilisation of a GPU that is split by MIG, whose activity is that of all its instances."""
-    trends, run, node = GpuTrends(), Run("run-a", 0, "boot"), RecentSamples()
+    trends, run = GpuTrends(), Run("run-a", 0, "boot")
     names = {"tensor_active_ratio", "sm_clock_hertz", "utilization_ratio"} - {missing}
-    node.remember([Sample(f"gpuwatch_gpu_{name}", 1.0, ("0", "GPU-a")) for name in names], 0)
     for second in range(40):
         step(run, second * S)
-        trends.sample([held(run)], node, second * S)
+        sample(trends, held(run), second * S, **dict.fromkeys(names, 1.0))
     assert trends.mfu("GPU-a", H200) is None
 
 
@@ -82,7 +87,8 @@ def test_mfu_is_that_of_the_last_minute_and_0_for_idle_tensor_cores() -> None:
     trends, run = GpuTrends(), Run("run-a", 0, "boot")
     for second in range(100):
         step(run, second * S)
-        trends.update(held(run), None, None, second * S, 1e9 if second < 40 else 0.0)
+        tensor = 0.5 if second < 40 else 0.0
+        sample(trends, held(run), second * S, tensor_active_ratio=tensor, sm_clock_hertz=2e9, utilization_ratio=1.0)
     assert trends.mfu("GPU-a", H200) == 0.0
 
 
@@ -90,7 +96,7 @@ def test_memory_is_looked_at_once_a_minute() -> None:
     trends, run = GpuTrends(), Run("run-a", 0, "boot")
     account = held(run)
     for second in range(0, 601, 10):
-        trends.update(account, None, 1000 + second // 60 * 10, second * S)
+        sample(trends, account, second * S, memory_used_bytes=1000 + second // 60 * 10)
     assert trends.memory("GPU-a", 2000) == MemoryTrend(600.0, 10, 0, 100, 2000)
     assert trends.memory("GPU-a", None) is None
 
@@ -99,9 +105,9 @@ def test_another_run_begins_anew_and_a_lost_gpu_is_forgotten() -> None:
     trends, run = GpuTrends(), Run("run-a", 0, "boot")
     for second in range(0, 200, 10):
         step(run, second * S)
-        trends.update(held(run), 400.0, 1000 + second, second * S)
+        sample(trends, held(run), second * S, power_watts=400.0, memory_used_bytes=1000 + second)
     assert trends.memory("GPU-a", 2000) is not None
-    trends.update(held(Run("run-b", 0, "boot")), None, 5000, 210 * S)
+    sample(trends, held(Run("run-b", 0, "boot")), 210 * S, memory_used_bytes=5000)
     assert trends.memory("GPU-a", 2000) is None
     trends.sample([], RecentSamples(), 211 * S)
     assert trends._trends == {}
@@ -110,5 +116,5 @@ def test_another_run_begins_anew_and_a_lost_gpu_is_forgotten() -> None:
 def test_a_gpu_that_no_run_holds_has_no_trend() -> None:
     trends = GpuTrends()
     for second in range(0, 600, 60):
-        trends.update(held(None), 400.0, second, second * S)
+        sample(trends, held(None), second * S, power_watts=400.0, memory_used_bytes=second)
     assert trends.memory("GPU-a", 2000) is None and trends.median_watts("GPU-a") is None

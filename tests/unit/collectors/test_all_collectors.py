@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+from tables import PAGES, sampled, written
+
 import gpuwatch_agent.collectors as package
-from gpuwatch_agent.collectors import build, gpu_source
+from gpuwatch.errors import NoData
+from gpuwatch_agent.collectors import build, gpu_source, name_of
+from gpuwatch_agent.collectors.node import COLLECTORS, agent_process
 from tests.catalogue import check
 
 OF_GPUS = {"gpu"}
@@ -21,28 +26,32 @@ def test_every_collector_of_the_folder_runs(node):
         found.lower() for text in sources for each in (classes, functions) for found in re.findall(each, text, re.M)
     ]
     built, expected = {collector.name for collector in build(node, gpu_source(node))}, {*declared} - OF_GPUS | {"gpu"}
-    assert expected - built == set(), (
-        "add the collector to READS in agent/gpuwatch_agent/collectors/node.py, or to build() in its __init__.py"
-    )
+    assert expected - built == set(), "add the collector to COLLECTORS in agent/gpuwatch_agent/collectors/node.py"
     assert built - expected == set(), (
-        "the collector is in READS, but its signature is not `def name(roots: Roots) -> Iterable[Sample]:`, or it is in "
-        "build(), but it is not a class called …Collector"
+        "the collector is in COLLECTORS, but it is neither `def name(roots: Roots) -> Iterable[Sample]:` nor a class "
+        "called …Collector"
     )
     assert len(build(node, gpu_source(node))) == len(built) >= 9
 
 
-def test_every_collector_has_its_row_in_the_docs(node):
-    """By the words of the table; the agent's own process is no source of its own."""
-    words = {
-        "gpu": "NVIDIA GPUs",
-        "amd": "AMD GPUs",
-        "dcgm": "dcgm-exporter",
-        "shm": "/dev/shm",
-        "infiniband": "InfiniBand",
-    }
-    table = (Path(__file__).parents[3] / "docs/deploy/agent.md").read_text().split("**NVML in tiers")[0].lower()
-    names = {collector.name for collector in build(node, gpu_source(node))} - {"agent_process"}
-    assert [name for name in sorted(names) if words.get(name, name).lower() not in table] == [], "docs/deploy/agent.md"
+def test_the_table_in_the_docs_is_that_of_the_collectors():
+    page = next(path for path in PAGES if path.name == "agent.md")
+    assert written(page) == page.read_text(), "run `make golden`"
+    assert [name for name in map(name_of, COLLECTORS) if f"| `{name}` |" not in page.read_text()] == []
+
+
+def test_a_collector_that_names_no_source_is_refused():
+    def silent(roots):
+        """Return something of the node."""
+
+    with pytest.raises(SystemExit, match="silent: its docstring does not begin with what it samples"):
+        sampled(silent)
+
+
+@pytest.mark.parametrize("collector", [each for each in COLLECTORS if each is not agent_process], ids=name_of)
+def test_a_kernel_that_shows_nothing_is_no_data(bare, collector):
+    with pytest.raises(NoData):
+        list(next(each for each in build(bare, gpu_source(bare)) if each.name == name_of(collector)).collect())
 
 
 def test_samples_are_as_the_catalogue_has_them(node):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+import tables as page
 
 from gpuwatch.diagnosis.finding import Rule
 from gpuwatch.diagnosis.rules import CAUSES, RULES, roots_of
@@ -16,10 +16,6 @@ from gpuwatch.diagnosis.window import Window
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "concepts" / "causes.md").read_text()
-_SPEC = spec_from_file_location("causes_page", ROOT / "scripts/causes_page.py")
-assert _SPEC is not None and _SPEC.loader is not None
-page = module_from_spec(_SPEC)
-_SPEC.loader.exec_module(page)
 TABLE, ROOT_TABLE = (part.split("\n## ")[0] for part in (PAGE, PAGE.split("## Root first")[1]))
 ROWS = dict(re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", TABLE, re.M))
 
@@ -53,6 +49,16 @@ def test_a_rule_without_a_docstring_is_refused() -> None:
 
     with pytest.raises(SystemExit, match=r"silent: its docstring does not begin with 'Found when'"):
         page.found_when(replace(RULES[0], find=silent))
+
+
+def test_a_runbook_without_a_place_for_its_causes_is_refused(tmp_path: Path) -> None:
+    runbook = tmp_path / "runbooks" / "GpuHeldIdle.md"
+    runbook.parent.mkdir()
+    runbook.write_text("# GpuHeldIdle\n")
+    with pytest.raises(SystemExit, match=r"docs/runbooks/GpuHeldIdle.md: two lines are missing"):
+        page.written(runbook)
+    runbook.with_name("GpuLost.md").write_text("# GpuLost\n")
+    assert page.written(runbook.with_name("GpuLost.md")) == "# GpuLost\n", "no rule raises it"
 
 
 def test_every_cause_has_its_row_and_no_other_has() -> None:

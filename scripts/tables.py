@@ -1,20 +1,21 @@
-"""Write the tables of causes into docs/concepts/causes.md and the runbooks, between their marks, from the facts of the rules."""
+"""Write the tables of docs that code has the facts of, between their marks: causes, also those of each runbook, and collectors."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 from gpuwatch.diagnosis.finding import Rule
 from gpuwatch.diagnosis.rules import RULES, roots_of
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch_agent.collectors import name_of, node
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [DOCS / "concepts/causes.md", *sorted((DOCS / "runbooks").glob("*.md"))]
-_MARKED = re.compile(r"(<!-- (\w+): written by scripts/causes_page.py -->\n).*?(<!-- end -->)", re.S)
+PAGES = [DOCS / "concepts/causes.md", DOCS / "deploy/agent.md", *sorted((DOCS / "runbooks").glob("*.md"))]
+_MARKED = re.compile(r"(<!-- (\w+): written by scripts/tables.py -->\n).*?(<!-- end -->)", re.S)
 _NUMBERS = asdict(THRESHOLDS)
 
 
@@ -70,14 +71,33 @@ def findings(runbook: str) -> str:
     return text + f"\n`gpuwatch stacks RUN` shows the code behind {more}.\n" * bool(more)
 
 
+def collectors() -> str:
+    """Return the table of the collectors of the node's files. Exits for one whose docstring names no source."""
+    return table("collector", "samples", "source", rows=map(sampled, node.COLLECTORS))
+
+
+def sampled(of: Callable[..., object]) -> tuple[str, ...]:
+    """Return the row of a collector."""
+    words = " ".join((of.__doc__ or "").split())
+    found = re.match(r"(?:Return |Yield )?(?:the )?(.+?)\. (?:.*\. )?Source: (`[^`]+`)\.", words)
+    if found is None:
+        sys.exit(f"{name_of(of)}: its docstring does not begin with what it samples, and `Source: …` in backticks")
+    return (f"`{name_of(of)}`", *found.groups())
+
+
 def table(*head: str, rows: Iterable[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ("---",) * len(head), *rows))
 
 
 def written(page: Path) -> str:
-    """Return a page with its tables as the rules give them."""
-    tables = {"causes": causes(), "roots": roots(), "findings": findings(page.stem)}
-    return _MARKED.sub(lambda found: f"{found[1]}{tables[found[2]]}{found[3]}", page.read_text())
+    """Return a page with its tables as the code gives them. Exits for the runbook of a cause without a place for its table."""
+    tables = {"causes": causes(), "roots": roots(), "findings": findings(page.stem), "collectors": collectors()}
+    text = page.read_text()
+    if page.parent.name == "runbooks" and "<!-- findings:" not in text and any(r.runbook == page.stem for r in RULES):
+        sys.exit(
+            f"docs/runbooks/{page.name}: two lines are missing where its causes go: copy the marks of GpuHeldIdle.md"
+        )
+    return _MARKED.sub(lambda found: f"{found[1]}{tables[found[2]]}{found[3]}", text)
 
 
 if __name__ == "__main__":
