@@ -6,8 +6,10 @@ wait is the handover: the training thread takes a ready batch out of a worker's 
 step itself on the cores that there are. A gain that is not certain is not predicted, and no number of workers advised.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
+from statistics import fmean, stdev
 
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, size
@@ -100,10 +102,11 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     limit = min(known, key=lambda name: known[name], default=None)
     workers = needed if limit is None else max(1, min(needed, known[limit]))
     paced_s = fetch_s / workers if have else max(fetch_s / workers, paced(window, workers, rest_s))
-    best_s = max(rest_s + handover_s[0], SPREAD * paced_s)
+    error = 0.0 if have else _standard_error(window.steps.data_wait_s)
+    best_s = max(rest_s + handover_s[0], (SPREAD - error) * paced_s)
     sent_s = handover_s[1] if on_cpu and not have else 0.0  # for a worker to send it: now in its fetches
     slowed_s = rest_s * (CONTENTION if window.timeline == "device" else 1.0)
-    worst_s = max(slowed_s + handover_s[1], paced_s + sent_s / workers)
+    worst_s = max(slowed_s + handover_s[1], (1 + error) * paced_s + sent_s / workers)
     if window.host.cpu_cores is not None:
         cores, available = window.host.cpu_cores / window.local_world_size, _available_cores(window)
         # Seconds on a core a step: those of its batch, and those of the step itself by as many threads as it has at work.
@@ -140,6 +143,12 @@ def paced(window: Window, workers: int, rest_s: float) -> float:
         taken_s.append(max(taken_s[-1] + rest_s, free_s[number % workers]))
     settled_s = taken_s[min(2 * ahead, len(taken_s) - len(window.steps) // 2) :]  # their start is left out
     return (settled_s[-1] - settled_s[0]) / max(1, len(settled_s) - 1) if settled_s else 0.0
+
+
+def _standard_error(times_s: Sequence[float]) -> float:
+    """Return that of the mean, relative to it, half at most: where a few slow items are most of the time, other batches have more or fewer of them."""
+    mean_s = fmean(times_s) if len(times_s) > 1 else 0.0
+    return min(0.5, stdev(times_s) / mean_s / sqrt(len(times_s))) if mean_s > 0 else 0.0
 
 
 def _handover(window: Window, workers: int) -> tuple[float, float]:
