@@ -611,7 +611,18 @@ def test_the_first_of_more_attempts_than_are_kept_are_counted_once() -> None:
         lives(node, 100 + 9 * again, 102 + 9 * again, 103 + 9 * again, first_step=5 * again, pid=again + 1)
     for _ in range(3):
         node.jobs.update(node.runs.values())
-    assert node.only().attempts == MAX_ATTEMPTS + 5
+    assert (node.only().attempts, node.only().interruptions) == (MAX_ATTEMPTS + 5, MAX_ATTEMPTS + 4)
+    served = {each.metric: each.value for each in job_samples([node.only()], {node.only().job: []})}
+    assert served["gpuwatch_job_attempts_total"] == MAX_ATTEMPTS + 5  # JobRestartLoop counts on it to grow
+    (run,) = node.runs.values()
+    assert run.job is not None and run.job.interruptions == MAX_ATTEMPTS - 1  # of those whose time is known
+
+
+def test_a_name_that_is_used_every_night_counts_the_attempts_of_its_last_job_alone() -> None:
+    node = Node()
+    for night in range(MAX_ATTEMPTS + 5):
+        attempt(node, 100 + 20 * night, 1, first_step=0, bye=True)
+    assert (node.only().attempts, node.only().interruptions) == (1, 0)
 
 
 def test_an_attempt_that_hangs_while_the_next_one_has_begun_is_in_the_ledger() -> None:
