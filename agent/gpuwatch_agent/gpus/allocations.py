@@ -76,14 +76,16 @@ def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list
         found.append(NOT_KNOWN)
     for path in paths[:_MOST_FILES]:
         try:
-            with path.open("rb") as file:
+            with open(
+                path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+            ) as file:  # a pipe too
                 if os.fstat(file.fileno()).st_uid not in (0, os.getuid()):
                     raise PermissionError("it belongs to another user than root")
-                content = msgspec.json.decode(file.read(_MOST_BYTES), type=AllocationFile)
+                content = msgspec.json.decode(file.read(_MOST_BYTES) or b"", type=AllocationFile)
             names = tuple(name for each in content.gpus for name in _expand(str(each)))
         except FileNotFoundError:
             continue  # its job ended meanwhile
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             warn(f"{path} cannot be used: {error}; docs/deploy/allocations.md shows one")
             found.append(NOT_KNOWN)
             continue
@@ -169,7 +171,7 @@ class AllocationWatch:
                     self._due_s, self._taken = now_s + INTERVAL_S, (now_s, answer)
             except NoData:
                 self._due_s, self._taken = now_s + INTERVAL_S, None
-            except (OSError, ValueError) as error:
+            except Exception as error:  # whatever is wrong with it, the GPUs' ledgers go on
                 self._due_s = now_s + INTERVAL_S
                 self._warn(f"the allocation of GPUs to jobs is unknown: {error}")
         if self._taken is None or now_s - self._taken[0] > _GOOD_FOR_S:
@@ -276,7 +278,10 @@ def _call(path: Path, timeout_s: float) -> bytes:
 def _receive(connection: socket.socket, count: int, end_s: float) -> bytes:
     found = bytearray()
     while len(found) < count:
-        connection.settimeout(max(0.001, end_s - time.monotonic()))
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:  # it may send for ever
+            raise TimeoutError("the kubelet's answer does not end")
+        connection.settimeout(left_s)
         more = connection.recv(count - len(found))
         if not more:
             raise OSError("the kubelet closed the connection")
