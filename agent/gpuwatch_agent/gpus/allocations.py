@@ -202,8 +202,8 @@ def completed(owner: Owner, allocations: Sequence[Owner]) -> Owner:
     The kubelet's word on a pod counts more than the process's own environment. On a GPU of several, that of the same pod or job counts.
     """
     if len(allocations) > 1:
-        same = {(owner.pod, ""), ("", owner.job)} - {("", "")}
-        allocations = [each for each in allocations if (each.pod, each.job) in same]
+        same = {(owner.pod, ""), ("", owner.job)} - {("", "")}  # a pod's name may be its host name, which is cut
+        allocations = [each for each in allocations if {(each.pod, each.job), (each.pod[:63].rstrip("-."), "")} & same]
     if len(allocations) != 1 or bool(allocations[0].pod) != bool(owner.pod_uid):
         return owner
     known = {name: value for name, value in msgspec.structs.asdict(allocations[0]).items() if value}
@@ -278,8 +278,7 @@ def _call(path: Path, timeout_s: float) -> bytes:
 def _receive(connection: socket.socket, count: int, end_s: float) -> bytes:
     found = bytearray()
     while len(found) < count:
-        left_s = end_s - time.monotonic()
-        if left_s <= 0:  # it may send for ever
+        if (left_s := end_s - time.monotonic()) <= 0:  # it may send for ever
             raise TimeoutError("the kubelet's answer does not end")
         connection.settimeout(left_s)
         more = connection.recv(count - len(found))

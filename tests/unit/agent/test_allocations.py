@@ -187,6 +187,11 @@ def test_answer_of_the_kubelet() -> None:
             [Owner(namespace="one", pod="a"), Owner(namespace="two", pod="b")],
             Owner("root", pod_uid="u", namespace="two", pod="b"),
         ),
+        (
+            Owner("root", pod_uid="u", pod=62 * "n"),  # a host name has at most 63 characters, and no dash at its end
+            [Owner(namespace="one", pod="a"), Owner(namespace="two", pod=62 * "n" + "-0")],
+            Owner("root", pod_uid="u", namespace="two", pod=62 * "n" + "-0"),
+        ),
         (Owner("root", pod_uid="u"), [Owner(pod="a"), Owner(pod="b")], Owner("root", pod_uid="u")),
         (Owner("alice"), [], Owner("alice")),
     ],
