@@ -76,12 +76,10 @@ def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list
         found.append(NOT_KNOWN)
     for path in paths[:_MOST_FILES]:
         try:
-            with open(
-                path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-            ) as file:  # a pipe too
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 if os.fstat(file.fileno()).st_uid not in (0, os.getuid()):
                     raise PermissionError("it belongs to another user than root")
-                content = msgspec.json.decode(file.read(_MOST_BYTES) or b"", type=AllocationFile)
+                content = msgspec.json.decode(file.read(_MOST_BYTES) or b"", type=AllocationFile)  # None of a pipe
             names = tuple(name for each in content.gpus for name in _expand(str(each)))
         except FileNotFoundError:
             continue  # its job ended meanwhile
