@@ -90,9 +90,8 @@ class Http:
         except ConfigError as error:
             raise OSError(str(error)) from error
         except exceptions.LocationValueError as error:
-            raise OSError(
-                f"{without_password(self._url)}: the URL has to begin with http:// or https:// and a host"
-            ) from error
+            text = f"{without_password(self._url)}: the URL has to begin with http:// or https:// and a host"
+            raise OSError(text) from error
         except exceptions.HTTPError as error:
             if isinstance(error, exceptions.TimeoutError) and not isinstance(error, exceptions.NewConnectionError):
                 raise TimeoutError(str(error)) from error

@@ -81,7 +81,8 @@ class Job:
     forgotten: int = 0  # attempts that are no longer in `attempts`, the last of which ended at:
     forgotten_s: float = 0.0
     forgotten_interruptions: int = 0
-    view: api.Job | None = None  # what is served of it; None for a run that was not resumed
+    view: api.Job | None = None  # None for a run that was not resumed
+    part: api.Job | None = None  # what metrics have of it: no attempts whose rank 0 was on another node, which has them
 
     @property
     def end_s(self) -> float:
@@ -193,6 +194,8 @@ class Jobs:
             attempts, each.view, facts = each.one_after_another(), None, None
             if attempts and (each.declared or len(attempts) > 1):
                 each.view, facts = _view(each, attempts, self._thresholds)
+                own = [attempt for attempt in attempts if attempt.rank == 0] or attempts
+                each.part = each.view if len(own) == len(attempts) else _view(each, own, self._thresholds)[0]
             for run in of_job:
                 run.job = facts
 
@@ -205,9 +208,9 @@ class Jobs:
         """Return those of these runs that belong to each job."""
         return {name: {run for run, *_ in job.attempts if run in names} for name, job in self._jobs.items()}
 
-    def views(self) -> list[api.Job]:
-        """Return the jobs that are declared or were resumed."""
-        return [job.view for job in self._jobs.values() if job.view is not None]
+    def views(self, served: bool = False) -> list[api.Job]:
+        """Return the jobs that are declared or were resumed; `served`: what metrics have of them."""
+        return [job.part if served else job.view for job in self._jobs.values() if job.view and job.part]
 
 
 def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[api.Job, JobFacts]:

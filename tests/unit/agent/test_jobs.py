@@ -112,6 +112,26 @@ def test_ranks_and_runs_at_the_same_time_are_not_added() -> None:
     assert job.states["startup"] == pytest.approx(1)
 
 
+def test_metrics_have_each_attempt_of_a_job_once_where_its_rank_0_changes_nodes() -> None:
+    """torchrun on two nodes: rank 0 is on a, then on b, then on a again. Each node has a rank of each attempt."""
+    a, b = Node(), Node()
+    for begin_s, first, steps, ranks in ((100, 0, 50, (0, 8)), (110, 30, 40, (8, 0)), (120, 60, 20, (0, 8))):
+        for node, rank in zip((a, b), ranks, strict=True):
+            lives(node, begin_s, begin_s + 2, begin_s + 2 + steps / 10, first_step=first, rank=rank, pid=begin_s + rank)
+    for node in (a, b):
+        job = node.only()
+        assert (job.attempts, job.steps, job.redone_steps, sum(job.states.values())) == (3, 110, 30, pytest.approx(22))
+    part_a, part_b = (node.jobs.views(served=True)[0] for node in (a, b))
+    assert [(each.attempts, each.steps, each.numbers) for each in (part_a, part_b)] == [
+        (2, 70, (0, 80)),
+        (1, 40, (30, 70)),
+    ]
+    assert part_a.states["down"] == pytest.approx(120 - 107) and sum(part_a.states.values()) == pytest.approx(22)
+    assert sum(part_b.states.values()) == pytest.approx(4)
+    new = sum(each.steps - (each.redone_steps or 0) for each in (part_a, part_b))
+    assert (part_a.redone_steps, part_b.redone_steps, new - 80) == (10, 20, 0), "the join finds no more to be redone"
+
+
 def test_jobs_of_one_name_by_two_users_are_two_jobs() -> None:
     node = Node()
     for uid, run, steps in ((1001, "a-1", 60), (1002, "b-1", 10), (1002, "b-2", 20), (1001, "a-2", 30)):
