@@ -230,7 +230,7 @@ class Sampler(Background):
         samples: list[Sample] = [Sample("gpuwatch_run_up", 0, (r.run, str(r.rank))) for r in over]
         # Of nodes with ranks of a job one serves it; once scrapes took its last values, only where another attempt is to be expected.
         names = {run.run for run in (*runs, *(one for one in over if not one.ended_well)) if run.rank == 0}
-        served = (job for job in self._jobs.views() if job.runs[-1] in names)
+        served = (job for job in self._jobs.views(served=True) if job.runs[-1] in names)
         samples += exporter.job_samples(served, self._jobs.runs_of(names))
         samples += group_samples(runs, self._table)
         for account in self._gpus.accounts.values():

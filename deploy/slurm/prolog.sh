@@ -12,11 +12,17 @@ user=${SLURM_JOB_UID:-0}
 gpus=${SLURM_JOB_GPUS:-}
 case ${CUDA_VISIBLE_DEVICES:-} in *MIG-*) gpus=$CUDA_VISIBLE_DEVICES ;; esac
 
+# As text of JSON: winbind has users such as DOMAIN\alice.
+text() {
+    printf '%s' "$1" | sed 's/[\\"]/\\&/g'
+}
+
 # The folder is there from the first job on, also of one without GPUs: from then on a GPU that no job has is known to be free.
 if [ -d "$directory" ] && mkdir -p "$directory/allocations" && [ -n "$gpus" ]; then
     file=$directory/allocations/slurm-$SLURM_JOB_ID.json
     printf '{"gpus": ["%s"], "job": "%s", "user": "%s", "account": "%s"}\n' \
-        "$gpus" "$SLURM_JOB_ID" "${SLURM_JOB_USER:-}" "${SLURM_JOB_ACCOUNT:-}" >"$file.new" && mv "$file.new" "$file"
+        "$gpus" "$SLURM_JOB_ID" "$(text "${SLURM_JOB_USER:-}")" "$(text "${SLURM_JOB_ACCOUNT:-}")" >"$file.new" &&
+        mv "$file.new" "$file"
 fi
 
 if [ "$user" != 0 ] && [ -d "$directory" ] && mkdir -p "$directory/jobs"; then

@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
@@ -27,8 +26,7 @@ Answer = TypeVar("Answer")
 Vector = list[tuple[dict[str, str], float]]  # an instant query's answer: (labels, value) of each series
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """A server's reply, whatever its status."""
 
     status: int
@@ -56,6 +54,13 @@ class Http:
         """Return the reply. Raises: OSError when there is none."""
         return self._request("GET", path, timeout_s)
 
+    def get_or_post(self, path: str, timeout_s: float = TIMEOUT_S) -> Reply:
+        """Return the reply to a GET, or to a POST of its query as a form where proxies refuse so long a URL. Raises: OSError when there is none."""
+        if len(path) <= 4096:
+            return self.get(path, timeout_s)
+        path, _, form = path.partition("?")
+        return self._request("POST", path, timeout_s, {"Content-Type": "application/x-www-form-urlencoded"}, body=form)
+
     def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Reply:
         """Return the reply to a POST, as it was sent. Raises: OSError when there is none."""
         more = {"body": body, "preload_content": False, "decode_content": False}
@@ -79,15 +84,14 @@ class Http:
             headers = self._pool.headers | ({"Authorization": f"Bearer {bearer}"} if bearer else {}) | dict(extra)
             given: Any = {"timeout": timeout, "headers": headers, "retries": False, "redirect": False, **more}
             reply = self._pool.request(method, self._url + path, **given)
-            body = reply.read(MOST_OF_ANSWER + 1) if more else reply.data
+            body = reply.data if more.get("preload_content", True) else reply.read(MOST_OF_ANSWER + 1)
             if more:
                 reply.close()
         except ConfigError as error:
             raise OSError(str(error)) from error
         except exceptions.LocationValueError as error:
-            raise OSError(
-                f"{without_password(self._url)}: the URL has to begin with http:// or https:// and a host"
-            ) from error
+            text = f"{without_password(self._url)}: the URL has to begin with http:// or https:// and a host"
+            raise OSError(text) from error
         except exceptions.HTTPError as error:
             if isinstance(error, exceptions.TimeoutError) and not isinstance(error, exceptions.NewConnectionError):
                 raise TimeoutError(str(error)) from error
@@ -146,11 +150,9 @@ class JsonServer:
         try:
             return msgspec.json.decode(reply.body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SourceError(
-                f"{self.where} answered {path} with something else than expected ({error})",
-                self.url,
-                "check that the URL is right and that both sides have the same version of gpuwatch",
-            ) from error
+            what = f"{self.where} answered {path} with something else than expected ({error})"
+            remedy = "check that the URL is right and that both sides have the same version of gpuwatch"
+            raise SourceError(what, self.url, remedy) from error
 
 
 def reason_of(reply: Reply) -> str:
@@ -163,8 +165,7 @@ def reason_of(reply: Reply) -> str:
         return "see its log"
 
 
-@dataclass(frozen=True)
-class _Result:
+class _Result(msgspec.Struct, frozen=True):
     """One series: `value` of an instant query, `values` of a range query."""
 
     metric: dict[str, str]
@@ -172,13 +173,11 @@ class _Result:
     values: tuple[tuple[float, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class _Data:
+class _Data(msgspec.Struct, frozen=True):
     result: list[_Result]
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(msgspec.Struct, frozen=True):
     data: _Data
 
 
@@ -186,6 +185,7 @@ class Prometheus(JsonServer):
     """A Prometheus, or any store with its HTTP API. Its methods raise SourceError when it does not answer, or not as expected."""
 
     def __init__(self, url: str, get: Get | None = None) -> None:
+        get = get or Http(url).get_or_post
         super().__init__(url, "Prometheus", "check the URL given with --prometheus and that Prometheus is running", get)
 
     def query(self, path: str, params: Params, timeout_s: float) -> list[_Result]:

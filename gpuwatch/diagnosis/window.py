@@ -144,6 +144,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     restart_s: float  # to come back after an interruption, with the time in which no attempt was alive
     repeated_s: float | None  # steps that were redone or are lost; None: not known
     attempts: int = 1
+    steps: int = 0
     goodput_ratio: float | None = None
 
     @property

@@ -60,6 +60,8 @@ def identify(
     start_ticks = _start_ticks(procfs)
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     job = next(filter(None, (environ.get(name, "").strip() for name in _JOB)), "" if elastic == "none" else elastic)
+    if job and job == environ.get("LSB_JOBID") and (index := _integer(environ, ("LSB_JOBINDEX",), 0)):
+        job += f"[{index}]"  # of a job array, as bjobs shows it: LSF gives all of its elements one id
     job = job or _kubernetes_job(environ, host, procfs)
     run = _declared_run(environ) or _launched_run(environ, host, procfs, launcher)
     run = run or f"{host}-{os.getpid()}-{start_ticks}"

@@ -253,9 +253,11 @@ def test_prolog_names_the_jobs_gpus_and_mig_instances(
 ) -> None:
     env = {**os.environ, "GPUWATCH_RUN_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": gpus}
     env |= {} if cuda is None else {"CUDA_VISIBLE_DEVICES": cuda}
+    env |= {"SLURM_JOB_USER": "DOMAIN\\bob", "SLURM_JOB_ACCOUNT": 'vision "2"'}
     subprocess.run([ROOT / "deploy/slurm/prolog.sh"], env=env, check=True, timeout=20)
     (found,) = read_folder(tmp_path / "allocations")
     assert (found.gpus, found.owner.job) == (expected, "7")
+    assert (found.owner.user, found.owner.account) == ("DOMAIN\\bob", 'vision "2"')
 
 
 def _run(agent: Agent) -> dict[str, object] | None:

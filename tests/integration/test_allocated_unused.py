@@ -6,14 +6,26 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
-from gpuwatch_agent.gpus.allocations import read_kubelet
+from gpuwatch_agent.collectors.drivers import GpuDevice
+from gpuwatch_agent.gpus.allocations import (
+    _ACK,
+    _DATA,
+    _END_STREAM,
+    _PADDED,
+    _PING,
+    AllocationWatch,
+    _frame,
+    read_kubelet,
+)
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.pod_resources import Devices, Kubelet, kubelet
@@ -121,3 +133,57 @@ def test_large_answer_of_the_kubelet_and_one_that_never_comes(tmp_path: Path, po
         silent.listen()
         with pytest.raises(TimeoutError):
             read_kubelet(tmp_path / "silent.sock", 0.2)
+
+
+@contextmanager
+def answering(path: Path, answer: bytes, repeated: bool = False) -> Iterator[None]:
+    """A socket whose server answers each call with these bytes, once or for as long as they are taken."""
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(65536)
+                    connection.sendall(answer)
+                    while repeated:
+                        connection.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", _frame(_DATA, _PADDED, 1), _frame(_DATA, _PADDED | _END_STREAM, 1, b"\xff")],
+    ids=["HTTP/1.1", "padding of an empty frame", "more padding than bytes"],
+)
+def test_rubbish_on_the_kubelet_s_socket_is_no_answer_and_raises_nothing(
+    tmp_path: Path, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with answering(tmp_path / "kubelet.sock", answer):
+        watch = AllocationWatch(tmp_path / "allocations", tmp_path / "kubelet.sock")
+        assert watch.tick((GpuDevice(0, "GPU-0", "NVIDIA H100", "00000000:3B:00.0", 0),), 20) == {}
+    assert "the allocation of GPUs to jobs is unknown: " in caplog.text
+
+
+def test_an_answer_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    pings, errors = 500 * _frame(_PING, _ACK, 0, b"12345678"), list[OSError]()
+
+    def call() -> None:
+        try:
+            read_kubelet(tmp_path / "kubelet.sock", 0.3)
+        except OSError as error:
+            errors.append(error)
+
+    with answering(tmp_path / "kubelet.sock", pings, repeated=True):
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        caller.join(20)
+    assert [type(error) for error in errors] == [TimeoutError]

@@ -15,6 +15,7 @@ import msgspec
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.ledger import states as st
 from gpuwatch.ledger.events import IDLE
+from gpuwatch_agent.gpus.allocations import completed
 from gpuwatch_agent.gpus.energy import EnergyAccount, MeteredLedger
 from gpuwatch_agent.processes.owners import SHARED, Owner
 from gpuwatch_agent.runs import RUNNING, Run, RunKey
@@ -242,7 +243,7 @@ class GpuAccount:
         self._book_time(reading, runs, now_ns)
         used = {state: joules - before.get(state, 0.0) for state, joules in self.ledger.energy.joules.items()}
         holders = self.running or held_before  # those that have just left: their last seconds
-        of = [account_of(each.owner) for each in holders]
+        of = [account_of(completed(each.owner, self.allocated)) for each in holders]
         for each, account in zip(holders, of, strict=True):
             share = shared.get(account, of.count(account) / len(of)) / of.count(account)
             each.lent_s += passed_s * (1 - share) if self.running else 0.0

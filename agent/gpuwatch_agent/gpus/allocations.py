@@ -76,14 +76,14 @@ def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list
         found.append(NOT_KNOWN)
     for path in paths[:_MOST_FILES]:
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 if os.fstat(file.fileno()).st_uid not in (0, os.getuid()):
                     raise PermissionError("it belongs to another user than root")
-                content = msgspec.json.decode(file.read(_MOST_BYTES), type=AllocationFile)
+                content = msgspec.json.decode(file.read(_MOST_BYTES) or b"", type=AllocationFile)  # None of a pipe
             names = tuple(name for each in content.gpus for name in _expand(str(each)))
         except FileNotFoundError:
             continue  # its job ended meanwhile
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             warn(f"{path} cannot be used: {error}; docs/deploy/allocations.md shows one")
             found.append(NOT_KNOWN)
             continue
@@ -169,7 +169,7 @@ class AllocationWatch:
                     self._due_s, self._taken = now_s + INTERVAL_S, (now_s, answer)
             except NoData:
                 self._due_s, self._taken = now_s + INTERVAL_S, None
-            except (OSError, ValueError) as error:
+            except Exception as error:  # whatever is wrong with it, the GPUs' ledgers go on
                 self._due_s = now_s + INTERVAL_S
                 self._warn(f"the allocation of GPUs to jobs is unknown: {error}")
         if self._taken is None or now_s - self._taken[0] > _GOOD_FOR_S:
@@ -200,8 +200,8 @@ def completed(owner: Owner, allocations: Sequence[Owner]) -> Owner:
     The kubelet's word on a pod counts more than the process's own environment. On a GPU of several, that of the same pod or job counts.
     """
     if len(allocations) > 1:
-        same = {(owner.pod, ""), ("", owner.job)} - {("", "")}
-        allocations = [each for each in allocations if (each.pod, each.job) in same]
+        same = {(owner.pod, ""), ("", owner.job)} - {("", "")}  # a pod's name may be its host name, which is cut
+        allocations = [each for each in allocations if {(each.pod, each.job), (each.pod[:63].rstrip("-."), "")} & same]
     if len(allocations) != 1 or bool(allocations[0].pod) != bool(owner.pod_uid):
         return owner
     known = {name: value for name, value in msgspec.structs.asdict(allocations[0]).items() if value}
@@ -276,7 +276,9 @@ def _call(path: Path, timeout_s: float) -> bytes:
 def _receive(connection: socket.socket, count: int, end_s: float) -> bytes:
     found = bytearray()
     while len(found) < count:
-        connection.settimeout(max(0.001, end_s - time.monotonic()))
+        if (left_s := end_s - time.monotonic()) <= 0:  # it may send for ever
+            raise TimeoutError("the kubelet's answer does not end")
+        connection.settimeout(left_s)
         more = connection.recv(count - len(found))
         if not more:
             raise OSError("the kubelet closed the connection")

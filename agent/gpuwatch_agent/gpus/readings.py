@@ -29,7 +29,7 @@ def gpu_readings(
     collector: DriverCollector, node: RecentSamples, table: ProcessTable, allocations: Allocations
 ) -> list[GpuReading]:
     """Return each GPU now, without processes that ended since the process list was read."""
-    listed, devices = collector.processes(), collector.devices()
+    listed, devices, used = collector.processes(), collector.devices(), collector.sm_utilization
     in_instances = {pid for device in devices if device.instance[0] for pid in listed.get(device.uuid, ())}
     ended = table.ended({pid for pids in listed.values() for pid in pids})
     held = {uuid: tuple(pid for pid in pids if pid not in ended) for uuid, pids in listed.items()}
@@ -48,14 +48,16 @@ def gpu_readings(
             int(collector.process_list_age_s(device.uuid) * 1e9),
             allocations.get(device.uuid),
             node.latest("gpuwatch_gpu_driver_energy_joules_total", str(device.index), device.uuid),
-            shares(held.get(device.uuid) or (), collector.sm_utilization.get(device.uuid, {}), table),
+            shares(held.get(device.uuid) or (), used.get(device.uuid, {}), table, allocations.get(device.uuid, ())),
             device.size_ratio,
         )
         for device in devices
     ]
 
 
-def shares(pids: Sequence[int], sm_utilization: Mapping[int, float], table: ProcessTable) -> dict[Account, float]:
+def shares(
+    pids: Sequence[int], sm_utilization: Mapping[int, float], table: ProcessTable, allocated: Sequence[Owner] = ()
+) -> dict[Account, float]:
     """Return each owner's share of a GPU that processes of several owners hold, by these processes' use of its multiprocessors.
 
     Equal shares for all processes where none used any, or that is not known.
@@ -63,7 +65,7 @@ def shares(pids: Sequence[int], sm_utilization: Mapping[int, float], table: Proc
     used = {pid: sm_utilization.get(pid, 0.0) for pid in pids}
     whole, found = sum(used.values()), dict[Account, float]()
     for pid, utilization in used.items():
-        key = account_of(table.owner(pid))
+        key = account_of(completed(table.owner(pid), allocated))
         found[key] = found.get(key, 0.0) + (utilization / whole if whole else 1 / len(used))
     return found if len(found) > 1 else {}
 
@@ -100,8 +102,7 @@ def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: Dr
     for account in accounts:
         for run in account.running:
             held.setdefault(run.key, {})[account.uuid] = names.get(account.uuid, "")
-        if account.run is not None:
-            account.run.owner = completed(account.run.owner, account.allocated)
+            run.owner = completed(run.owner, account.allocated)
     for run in runs:
         now = held.get(run.key)
         if now is not None and now != run.gpus:

@@ -10,6 +10,7 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 from gpuwatch import api, wire
@@ -59,6 +60,12 @@ class Attempt(NamedTuple):
         """Whether a later attempt goes on with this one's training; after a good end one that begins at step 0 is another training."""
         return not (self.ended_well and later.sender.first_step == 0)
 
+    def is_interrupted(self, following: Attempt | None) -> bool:
+        """Whether it was killed, ended with an exception, or did steps from which the next attempt did not resume."""
+        resumed_at = following.sender.first_step if following is not None and self.is_resumed_by(following) else None
+        is_cut = resumed_at is not None and resumed_at < (self.sender.next_number or 0)
+        return is_cut or (not self.ended_well and self.status != RUNNING)
+
     def lost_steps(self, reached: int) -> int:
         """Return how many of its new steps are beyond `reached`, the number of the job's next step: nothing was built upon them."""
         sender, after = self.sender, self.sender.next_number
@@ -73,7 +80,9 @@ class Job:
     attempts: dict[tuple[str, int, str], Attempt] = field(default_factory=dict)
     forgotten: int = 0  # attempts that are no longer in `attempts`, the last of which ended at:
     forgotten_s: float = 0.0
-    view: api.Job | None = None  # what is served of it; None for a run that was not resumed
+    forgotten_interruptions: int = 0
+    view: api.Job | None = None  # None for a run that was not resumed
+    part: api.Job | None = None  # what metrics have of it: no attempts whose rank 0 was on another node, which has them
 
     @property
     def end_s(self) -> float:
@@ -105,8 +114,9 @@ class Job:
             if follows and (at == len(chosen) or attempt.is_before(chosen[at])):
                 chosen.insert(at, attempt)
         if len(self.attempts) > MAX_ATTEMPTS:
-            for old in chosen[:-MAX_ATTEMPTS]:
+            for old, following in pairwise(chosen[: 1 - MAX_ATTEMPTS]):
                 self.forgotten, self.forgotten_s = self.forgotten + 1, old.end_s
+                self.forgotten_interruptions += old.is_interrupted(following)
             chosen = chosen[-MAX_ATTEMPTS:]
             senders = {id(each.sender) for each in chosen}
             self.attempts = {key: each for key, each in self.attempts.items() if id(each.sender) in senders}
@@ -117,6 +127,8 @@ class Job:
                 step == 0 and before.run == chosen[number].run if self.declared and "/" not in self.job else not step
             ):
                 first = number
+        if first:  # what is forgotten was the other one's
+            self.forgotten = self.forgotten_interruptions = 0
         return chosen[first:]
 
     def done_before(self, attempt: Attempt) -> int:
@@ -182,6 +194,8 @@ class Jobs:
             attempts, each.view, facts = each.one_after_another(), None, None
             if attempts and (each.declared or len(attempts) > 1):
                 each.view, facts = _view(each, attempts, self._thresholds)
+                own = [attempt for attempt in attempts if attempt.rank == 0] or attempts
+                each.part = each.view if len(own) == len(attempts) else _view(each, own, self._thresholds)[0]
             for run in of_job:
                 run.job = facts
 
@@ -194,9 +208,9 @@ class Jobs:
         """Return those of these runs that belong to each job."""
         return {name: {run for run, *_ in job.attempts if run in names} for name, job in self._jobs.items()}
 
-    def views(self) -> list[api.Job]:
-        """Return the jobs that are declared or were resumed."""
-        return [job.view for job in self._jobs.values() if job.view is not None]
+    def views(self, served: bool = False) -> list[api.Job]:
+        """Return the jobs that are declared or were resumed; `served`: what metrics have of them."""
+        return [job.part if served else job.view for job in self._jobs.values() if job.view and job.part]
 
 
 def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[api.Job, JobFacts]:
@@ -222,9 +236,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
             lost[state] += lost_s
             states[REDONE] += redone_s
             states[state] += ns / per_s - redone_s - lost_s
-        resumed_at = None if following is None else following.sender.first_step
-        is_cut = resumed_at is not None and resumed_at < (sender.next_number or 0)
-        if is_cut or (not attempt.ended_well and attempt.status != RUNNING):
+        if attempt.is_interrupted(following):
             interrupted.append(number)
         if number:
             gap_s = max(0.0, attempt.begin_s - attempts[number - 1].end_s)
@@ -250,6 +262,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         restart_s=sum(came_back_s.get(number, 0.0) for number in interrupted),
         repeated_s=states[REDONE] + states[LOST_WORK] if is_known else None,
         attempts=job.forgotten + len(attempts),
+        steps=sum(attempt.sent.steps for attempt in attempts),
         goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
     )
     firsts = [each.sender.first_step for each in attempts if each.sender.first_step is not None]
@@ -260,10 +273,10 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         started_s=attempts[0].begin_s - (last.sender.moved_s or 0.0),
         last_message_s=last.end_s - (last.sender.moved_s or 0.0),
         attempts=facts.attempts,
-        interruptions=facts.interruptions,
+        interruptions=job.forgotten_interruptions + facts.interruptions,
         goodput_ratio=facts.goodput_ratio,
         states={state: seconds for state, seconds in states.items() if seconds > 0},
-        steps=sum(attempt.sent.steps for attempt in attempts),
+        steps=facts.steps,
         redone_steps=sum(attempt.sender.redone_steps for attempt in attempts) if is_known else None,
         lost_steps=lost_steps if is_known else None,
         numbers=(min(firsts), max(each.sender.next_number or 0 for each in attempts)) if is_known and firsts else None,

@@ -118,7 +118,7 @@ def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | Non
         return None
     cost_s, now_s, count = job.save_s / job.saves, job.interval_s, job.interruptions
     mean_s = job.alive_s / count
-    best_s = _daly_s(cost_s, mean_s)
+    best_s = max(_daly_s(cost_s, mean_s), job.trained_s / job.steps if job.steps else 0.0)  # not within a step
     if cost_s <= 0:
         return None
     gain, *gains = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,7 @@ def test_an_id_of_no_gpu_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogC
         {"gpus": [" "], "job": "1"},
         {"gpus": ["9" * 9000], "job": "1"},
         {"gpus": [0], "job": "x" * 129},
+        '{"gpus": [0], "job": "1", "more": ' + 30_000 * "[" + 30_000 * "]" + "}",
     ],
 )
 def test_file_that_cannot_be_used_makes_no_gpu_free_and_leaves_the_others(tmp_path: Path, content: object) -> None:
@@ -92,6 +94,20 @@ def test_file_that_cannot_be_used_makes_no_gpu_free_and_leaves_the_others(tmp_pa
     found = read_folder(tmp_path, warnings.append)
     assert found[0] is NOT_KNOWN and owners(*found) == {"GPU-a": (ALICE,)}
     assert len(warnings) == 1 and f"{tmp_path}/1.json cannot be used" in warnings[0]
+
+
+@pytest.mark.parametrize("has_writer", [False, True])
+def test_pipe_in_the_folder_blocks_nothing(tmp_path: Path, has_writer: bool) -> None:
+    os.mkfifo(tmp_path / "1.json")
+    write(tmp_path, "4711.json", {"gpus": ["GPU-a"], "job": "4711", "user": "alice", "account": "vision"})
+    writer = os.open(tmp_path / "1.json", os.O_RDWR) if has_writer else None
+    found: list[Allocation] = []
+    reader = threading.Thread(target=lambda: found.extend(read_folder(tmp_path)), daemon=True)
+    reader.start()
+    reader.join(20)
+    assert found and found[0] is NOT_KNOWN and owners(*found) == {"GPU-a": (ALICE,)}
+    if writer is not None:
+        os.close(writer)
 
 
 def test_file_of_another_user_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +186,11 @@ def test_answer_of_the_kubelet() -> None:
             Owner("root", pod_uid="u", pod="b"),
             [Owner(namespace="one", pod="a"), Owner(namespace="two", pod="b")],
             Owner("root", pod_uid="u", namespace="two", pod="b"),
+        ),
+        (
+            Owner("root", pod_uid="u", pod=62 * "n"),  # a host name has at most 63 characters, and no dash at its end
+            [Owner(namespace="one", pod="a"), Owner(namespace="two", pod=62 * "n" + "-0")],
+            Owner("root", pod_uid="u", namespace="two", pod=62 * "n" + "-0"),
         ),
         (Owner("root", pod_uid="u"), [Owner(pod="a"), Owner(pod="b")], Owner("root", pod_uid="u")),
         (Owner("alice"), [], Owner("alice")),

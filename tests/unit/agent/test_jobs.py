@@ -112,6 +112,26 @@ def test_ranks_and_runs_at_the_same_time_are_not_added() -> None:
     assert job.states["startup"] == pytest.approx(1)
 
 
+def test_metrics_have_each_attempt_of_a_job_once_where_its_rank_0_changes_nodes() -> None:
+    """torchrun on two nodes: rank 0 is on a, then on b, then on a again. Each node has a rank of each attempt."""
+    a, b = Node(), Node()
+    for begin_s, first, steps, ranks in ((100, 0, 50, (0, 8)), (110, 30, 40, (8, 0)), (120, 60, 20, (0, 8))):
+        for node, rank in zip((a, b), ranks, strict=True):
+            lives(node, begin_s, begin_s + 2, begin_s + 2 + steps / 10, first_step=first, rank=rank, pid=begin_s + rank)
+    for node in (a, b):
+        job = node.only()
+        assert (job.attempts, job.steps, job.redone_steps, sum(job.states.values())) == (3, 110, 30, pytest.approx(22))
+    part_a, part_b = (node.jobs.views(served=True)[0] for node in (a, b))
+    assert [(each.attempts, each.steps, each.numbers) for each in (part_a, part_b)] == [
+        (2, 70, (0, 80)),
+        (1, 40, (30, 70)),
+    ]
+    assert part_a.states["down"] == pytest.approx(120 - 107) and sum(part_a.states.values()) == pytest.approx(22)
+    assert sum(part_b.states.values()) == pytest.approx(4)
+    new = sum(each.steps - (each.redone_steps or 0) for each in (part_a, part_b))
+    assert (part_a.redone_steps, part_b.redone_steps, new - 80) == (10, 20, 0), "the join finds no more to be redone"
+
+
 def test_jobs_of_one_name_by_two_users_are_two_jobs() -> None:
     node = Node()
     for uid, run, steps in ((1001, "a-1", 60), (1002, "b-1", 10), (1002, "b-2", 20), (1001, "a-2", 30)):
@@ -495,7 +515,8 @@ def crashing(
         hook.saves = saves
         if saves:
             hook.spend("checkpoint", int(saves * save_s * S))
-        hook.step(compute_ns=trained_s * S - 60 * MS)
+        for _ in range(trained_s):
+            hook.step(compute_ns=940 * MS)
         node.take(hook, first_step=0 if steps_known else None)
     return node.only()
 
@@ -611,7 +632,18 @@ def test_the_first_of_more_attempts_than_are_kept_are_counted_once() -> None:
         lives(node, 100 + 9 * again, 102 + 9 * again, 103 + 9 * again, first_step=5 * again, pid=again + 1)
     for _ in range(3):
         node.jobs.update(node.runs.values())
-    assert node.only().attempts == MAX_ATTEMPTS + 5
+    assert (node.only().attempts, node.only().interruptions) == (MAX_ATTEMPTS + 5, MAX_ATTEMPTS + 4)
+    served = {each.metric: each.value for each in job_samples([node.only()], {node.only().job: []})}
+    assert served["gpuwatch_job_attempts_total"] == MAX_ATTEMPTS + 5  # JobRestartLoop counts on it to grow
+    (run,) = node.runs.values()
+    assert run.job is not None and run.job.interruptions == MAX_ATTEMPTS - 1  # of those whose time is known
+
+
+def test_a_name_that_is_used_every_night_counts_the_attempts_of_its_last_job_alone() -> None:
+    node = Node()
+    for night in range(MAX_ATTEMPTS + 5):
+        attempt(node, 100 + 20 * night, 1, first_step=0, bye=True)
+    assert (node.only().attempts, node.only().interruptions) == (1, 0)
 
 
 def test_an_attempt_that_hangs_while_the_next_one_has_begun_is_in_the_ledger() -> None:

@@ -18,6 +18,7 @@ from gpuwatch_agent.collectors.drivers import DriverCollector, GpuDevice
 from gpuwatch_agent.gpus import Account, GpuLedgers, GpuReading, GpuRecord
 from gpuwatch_agent.gpus.readings import gpu_readings, note_gpus, shares
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.owners import Owner
 from gpuwatch_agent.runs import ENDED, RUNNING, Run, read_record
 from gpuwatch_agent.runs.views import run_view
 from gpuwatch_agent.runs.window import RecentSamples
@@ -217,3 +218,28 @@ def test_shared_time_is_served_by_owner(table: ProcessTable) -> None:
         Sample(name, 3.0, ("0", UUID, "alice", "7", "", "")),
         Sample(name, 1.0, ("0", UUID, "", "", "ml", "pod-b")),
     ]
+
+
+def test_pods_that_share_a_gpu_have_their_names_and_namespaces_from_the_kubelet(tmp_path: Path) -> None:
+    """Two time-sliced pods of root's, whose environment has no POD_NAMESPACE, use 3 and 1 of 4 kernels for ten seconds."""
+    for pid, pod in ((10, "train-0"), (20, "bert-0")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "environ").write_bytes(f"HOSTNAME={pod}\0".encode())
+        uid = f"{pid:08d}-1111-2222-3333-444444444444"
+        (tmp_path / str(pid) / "cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/{64 * 'a'}\n")
+    table, book = ProcessTable(tmp_path), GpuLedgers()
+    runs = {10: Run("a", 0, BOOT), 20: Run("b", 0, BOOT)}
+    hooks = {pid: FakeHook(1000 * S, run=run.run) for pid, run in runs.items()}
+    allocations = {UUID: (Owner(namespace="vision", pod="train-0"), Owner(namespace="nlp", pod="bert-0"))}
+    driver = Driver(10, 20, used={10: 0.6, 20: 0.2})
+    for second in range(1, 12):
+        for pid, run in runs.items():
+            run.owner = table.owner(pid)
+            hooks[pid].step(data_ns=400 * MS, compute_ns=600 * MS)
+            run.apply(hooks[pid].message(), hooks[pid].at_ns, wall_s(hooks[pid].at_ns))
+        book.advance(gpu_readings(driver, RecentSamples(), table, allocations), runs, (1000 + second) * S)
+        note_gpus(runs.values(), book.accounts.values(), driver)
+    found = {key[2:]: seconds for key, seconds in book.accounts[UUID].shared_s.items()}
+    assert found == pytest.approx({("vision", "train-0"): 7.5, ("nlp", "bert-0"): 2.5})
+    assert [run.owner.namespace for run in runs.values()] == ["vision", "nlp"]
+    assert [run.lent_s for run in runs.values()] == pytest.approx([2.5, 7.5])

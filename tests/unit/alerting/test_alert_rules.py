@@ -102,7 +102,9 @@ def test_every_kind_of_gpu_time_is_recorded() -> None:
 def test_every_state_of_a_gpu_is_recorded_by_owner() -> None:
     rules = [rule for group in groups() for rule in group["rules"]]
     [states] = [r["expr"] for r in rules if r.get("record") == "owner_state:gpuwatch_gpu_seconds:rate5m"]
-    assert "rate(gpuwatch_gpu_seconds_total[5m])" in states and "by (instance, run, job_id, user, state)" in states
+    assert states.count("rate(gpuwatch_gpu_seconds_total[5m])") == 2, "of GPUs of one owner, and of several"
+    assert "by (instance, run, job_id, user, state)" in states
+    assert tuple(re.findall(r'"state", "(\w+)", "", ""\)', states)) == GPU_STATES
     training = template("recording.yml")["texts"]["training_states"].split("|")
     assert training == [INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT]
 

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 import msgspec
 import pytest
 
 from gpuwatch.api import Status
-from gpuwatch.api.client import Client, Http, Reply, fetch
+from gpuwatch.api.client import Client, Http, Prometheus, Reply, fetch
 from gpuwatch.errors import SourceError
 
 
@@ -53,6 +54,16 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **more}.items():
             self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        query = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["query"][0]
+        self.server.asked.append((f"{self.path} {self.headers['Content-Type']}", query))
+        answer = {"status": "success", "data": {"result": 40_000 * [{"metric": {}, "value": [1, "2"]}]}}
+        body = msgspec.json.encode(answer)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
@@ -148,3 +159,11 @@ def test_a_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
     begin = time.monotonic()
     Client("http://agent", get=lambda path, timeout_s: hangs).caught_up()
     assert 1.9 <= time.monotonic() - begin <= 5
+
+
+def test_a_question_of_ten_thousand_runs_is_posted(server: Server) -> None:
+    """A URL of more than 8 KiB is refused by nginx, one of more than 1 MiB by Prometheus. An answer is read whole, of 1.3 MB too."""
+    runs = "|".join(f"llm-worker-0-1-{number}" for number in range(10_000))
+    asked = f'sum(a{{run=~"{runs}"}})'
+    assert Prometheus(server.url).instant(asked, 5.0, 20) == 40_000 * [({}, 2.0)]
+    assert server.asked == [("/api/v1/query application/x-www-form-urlencoded", asked)]

@@ -70,6 +70,21 @@ def test_the_job_of_a_pod(
     assert identify(environ, procfs).job == job
 
 
+@pytest.mark.parametrize(
+    ("environ", "job"),
+    [
+        ({"LSB_JOBID": "123", "LSB_JOBINDEX": "0"}, "123"),
+        ({"LSB_JOBID": "123", "LSB_JOBINDEX": "40"}, "123[40]"),
+        ({"LSB_JOBID": "123", "LSB_JOBINDEX": "40", "GPUWATCH_JOB": "mine"}, "mine"),
+        ({"LSB_JOBID": "123", "LSB_JOBINDEX": ""}, "123"),
+        ({"PBS_JOBID": "123[40].server"}, "123[40].server"),
+        ({"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"}, "4713"),
+    ],
+)
+def test_each_element_of_a_job_array_is_a_job(procfs: Path, environ: dict[str, str], job: str) -> None:
+    assert identify(environ, procfs).job == job
+
+
 def test_a_pod_s_namespace_is_in_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "train-0")
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0", "WORLD_SIZE": "2"}

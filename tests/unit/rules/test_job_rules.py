@@ -63,6 +63,14 @@ def test_no_more_is_gained_than_was_done_again() -> None:
     assert unknown is not None and unknown.predicted_speedup == 1.2
 
 
+def test_a_save_that_costs_nearly_nothing_is_advised_at_most_once_a_step() -> None:
+    """Saves in the background: Young's interval of 2.7 ms is less than a step of 1.9 s."""
+    job = replace(JOB, save_s=6e-9, steps=7200)
+    found = checkpoint_interval(Window(duration_s=60, job=job))
+    assert found is not None and found.advice == "save every 1.9 s instead of every 28m 30s"
+    assert found.predicted_speedup == 1.28 and found.predicted_range is not None
+
+
 @pytest.mark.parametrize("job", [None, replace(JOB, saves=0), replace(JOB, save_s=0.0), replace(JOB, trained_s=0.0)])
 def test_it_abstains_where_it_is_not_measured(job: JobFacts | None) -> None:
     assert checkpoint_interval(Window(duration_s=60, job=job)) is None
