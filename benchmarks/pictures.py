@@ -12,6 +12,7 @@ import io
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -112,9 +113,12 @@ FLEET = [
 ]
 
 
+EVERY = (*PAGES, "demo", "job", "report")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", nargs="+", choices=[*PAGES, "demo", "report"], default=[*PAGES, "demo", "report"])
+    parser.add_argument("--only", nargs="+", choices=EVERY, default=EVERY)
     parser.add_argument("--into", type=Path, default=FOLDER)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -131,6 +135,8 @@ def main() -> None:
         for page in options.only:
             if page == "demo":
                 take_demo(browser, options.into)
+            elif page == "job":
+                take_job(browser, options.into)
             elif page == "report":
                 take_report(browser, folder, options.into)
             else:
@@ -210,6 +216,22 @@ def take_demo(browser: Any, folder: Path) -> None:
         page.wait_for_timeout(35_000)
         save(page, folder / "live.png")
         page.context.close()
+        demo.stdout.read()
+
+
+def take_job(browser: Any, folder: Path) -> None:
+    """Write job.png: the page of a job that was killed twice."""
+    command = [sys.executable, "-m", "gpuwatch", "demo", "--bottleneck", "crash", "--keep"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as demo:
+        assert demo.stdout is not None
+        url = next(found[1] for line in demo.stdout if (found := re.match(r"The page keeps running at ([^;]+);", line)))
+        new = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light").new_page
+        page, _ = opened(new, f"{url}/run", ".gw-sentence", PAGES["run"][1])
+        page.wait_for_timeout(SETTLE_MS)
+        save(page, folder / "job.png")
+        page.context.close()
+        demo.send_signal(signal.SIGINT)
         demo.stdout.read()
 
 
