@@ -20,7 +20,7 @@ XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)  # Of a faulty or killed program, whose 
 class AlertThresholds:
     """Every number in the rules. Durations in seconds, ratios 0–1. Raises ConfigError for a value that cannot work."""
 
-    job: str = "gpuwatch"  # Name of the scrape job that reads the agents.
+    job: str = "gpuwatch"  # Name of the scrape job that reads the agents, or several, as `a|b`.
     runbooks: str = "http://127.0.0.1:9478/docs/runbooks"
     """URL before `/<Alert>.md` in links to runbooks. Each agent serves them: alerts about a node that is named HOST:PORT link there by default."""
     dashboards: str = "http://127.0.0.1:3000"  # URL of Grafana, for links to the run, the node or the fleet.

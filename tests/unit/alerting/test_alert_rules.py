@@ -62,7 +62,7 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
     assert "run_rank_state:gpuwatch_run_training_seconds:share30s" in rules
     assert rules["ShmNearlyFull"]["expr"].endswith("> 0.8")
     assert rules["GpuHeldIdle"]["for"] == "90m"
-    assert 'up{job="agents"} == 0' in rules["GpuwatchAgentDown"]["expr"]
+    assert 'up{job=~"agents"} == 0' in rules["GpuwatchAgentDown"]["expr"]
 
 
 def test_without_a_hold_alerts_resolve_at_once() -> None:
