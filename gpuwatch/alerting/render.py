@@ -193,7 +193,6 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     values["longest_phase_s"] = f"{max(phases):g}"
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
     values["sweep_before"], values["sweep_memory"] = (duration(n * thresholds.sweep_window_s) for n in (2, 3))
-    values["shm_forecast_half"] = duration(thresholds.shm_forecast_window_s / 2)
     values["xids_of_programs"] = " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in XIDS_OF_PROGRAMS)
     cases = (f"if eq $value {xid}.0 }}}}{text}" for xid, text in XIDS.items())
     values["xid_meaning"] = "{{ " + "{{ else ".join(cases) + "{{ else }}see NVIDIA's list of XIDs{{ end }}"

@@ -73,7 +73,7 @@ class AlertThresholds:
     epoch_pause_for_s: float = 300
     shm_used_ratio: float = Thresholds.shm_used_critical
     shm_for_s: float = 60
-    shm_forecast_window_s: float = 900
+    shm_forecast_window_s: float = 450  # Twice in a row: a run that begins fills its queues once.
     shm_forecast_ahead_s: float = 3600
     shm_forecast_used_ratio: float = 0.5  # An emptier /dev/shm is not forecast: workers fill it to a level and stay.
     shm_forecast_for_s: float = 300
