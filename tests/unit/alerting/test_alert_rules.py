@@ -274,7 +274,11 @@ def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
         ),
         "RunInefficient": (minutes(plain.inefficient_for_s), f"more than {plain.inefficient_gpus:g} GPUs"),
         "RunStalled": (f"{STALL_MEDIANS} times", f"at least {STALL_FLOOR_NS / 1e9:g} s"),
-        "ShmForecast": (f"more than {plain.shm_forecast_used_ratio:.0%}", minutes(plain.shm_forecast_ahead_s)),
+        "ShmForecast": (
+            f"more than {plain.shm_forecast_used_ratio:.0%}",
+            minutes(plain.shm_forecast_ahead_s),
+            f"both halves of the last {minutes(2 * plain.shm_forecast_window_s)}",
+        ),
         "ShmNearlyFull": (f"More than {plain.shm_used_ratio:.0%}",),
         "ShortRunsStarved": (
             f"more than {plain.starved_ratio:.0%}",
