@@ -420,6 +420,18 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "quiet: workers that",
         ),
         (
+            "count_over_time(gpu:gpuwatch_gpu_owner_info:one[15m])",
+            "gpu:gpuwatch_gpu_owner_info:one",
+            "GpuHeldIdle",
+            "fires: somebody else opens",
+        ),
+        (
+            "      unless on (job, run) run:gpuwatch_run:ended\n  - alert: GpuHeldIdle",
+            "  - alert: GpuHeldIdle",
+            "GpuHeldIdle",
+            "fires: until the run",
+        ),
+        (
             "(not (match `^(shared|root|0)$` $labels.user))",
             "(ne $labels.user `shared`)",
             "GpuwatchTelemetryLost",
