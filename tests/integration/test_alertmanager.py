@@ -62,10 +62,10 @@ ALERTS = [
     {"alertname": "PhaseStuck", "instance": "n11", "run": "r17", "state": "other"},
     {"alertname": "PhaseStuck", "instance": "n11", "run": "r17", "state": "checkpoint"},
     {"alertname": "RunInefficient", "instance": "n11", "run": "r17"},
-    {"UUID": "GPU-d", "alertname": "GpuThrottled", "instance": "n12", "run": "r18"},
-    {"alertname": "StepTimeRegressed", "instance": "n12", "run": "r18"},
-    {"UUID": "GPU-e", "alertname": "GpuThrottled", "instance": "n13"},
-    {"alertname": "StepTimeRegressed", "instance": "n13", "run": "r19"},
+    {"UUID": "GPU-d", "alertname": "GpuThrottled", "instance": "n12", "user": "alice"},
+    {"alertname": "StepTimeRegressed", "instance": "n12", "run": "r18", "user": "alice"},
+    {"alertname": "StepTimeRegressed", "instance": "n12", "run": "r19", "user": "bob"},
+    {"alertname": "StepTimeRegressed", "run": "r20", "user": "alice"},
 ]
 
 STARVED = {
@@ -141,9 +141,9 @@ def test_a_cause_silences_its_consequences_and_nothing_else(tmp_path: Path) -> N
         ("GPU-b", "GpuHeldIdle", "n10"),
         ("GPU-c", "GpuHeldIdle", "n11", "r17"),
         ("PhaseStuck", "n11", "r17", "checkpoint"),
-        ("GPU-d", "GpuThrottled", "n12", "r18"),
-        ("GPU-e", "GpuThrottled", "n13"),
-        ("StepTimeRegressed", "n13", "r19"),
+        ("GPU-d", "GpuThrottled", "n12", "alice"),
+        ("StepTimeRegressed", "n12", "r19", "bob"),
+        ("StepTimeRegressed", "r20", "alice"),
     }
 
 

@@ -194,10 +194,16 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "fires: until the run",
         ),
         (
-            "\n        unless on (job, run) run:gpuwatch_run:ended\n      )\n",
-            "\n      )\n",
+            "\n        unless on (job, instance, gpu, UUID) gpu:gpuwatch_gpu_throttled:share5m < 0.5 / 2",
+            "",
             "GpuThrottled",
             "fires: until",
+        ),
+        (
+            "throttled:share5m > 0.5)\n      * on (job, instance, gpu, UUID) group_left (user,",
+            "throttled:share5m > 0.5)\n      * on (job, instance, gpu, UUID) group_left (run, user,",
+            "GpuThrottled",
+            "fires: trials",
         ),
         (
             "unless on (job, job_id) (last_over_time(job_id:gpuwatch_job:ended[15m])",
@@ -498,7 +504,7 @@ def _needed(rules: str, scenarios: str) -> str:
 
 def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
-    assert "13 inhibit rules" in output
+    assert "14 inhibit rules" in output
     assert "5 receivers" in output
 
 
