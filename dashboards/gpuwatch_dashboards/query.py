@@ -207,7 +207,7 @@ def filled(promql: str, scope: Scope, span: Span, window: str) -> str:
     texts |= {"__rate_interval": window, "__range": f"{max(1.0, span.end_s - span.start_s):.0f}s"}
     # pages have no selection of user and job, and do not know the name of the scrape job
     found = re.sub(r"\$(\w+)", lambda name: texts.get(name[1], ".*"), promql)
-    return found.replace('job="gpuwatch"', 'job=~".*gpuwatch.*"')
+    return found.replace('job=~"gpuwatch"', 'job=~".*gpuwatch.*"')
 
 
 def quoted(value: str) -> str:

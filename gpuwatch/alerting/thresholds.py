@@ -20,7 +20,7 @@ XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)  # Of a faulty or killed program, whose 
 class AlertThresholds:
     """Every number in the rules. Durations in seconds, ratios 0–1. Raises ConfigError for a value that cannot work."""
 
-    job: str = "gpuwatch"  # Name of the scrape job that reads the agents.
+    job: str = "gpuwatch"  # Name of the scrape job that reads the agents, or several, as `a|b`.
     runbooks: str = "http://127.0.0.1:9478/docs/runbooks"
     """URL before `/<Alert>.md` in links to runbooks. Each agent serves them: alerts about a node that is named HOST:PORT link there by default."""
     dashboards: str = "http://127.0.0.1:3000"  # URL of Grafana, for links to the run, the node or the fleet.
@@ -73,7 +73,7 @@ class AlertThresholds:
     epoch_pause_for_s: float = 300
     shm_used_ratio: float = Thresholds.shm_used_critical
     shm_for_s: float = 60
-    shm_forecast_window_s: float = 900
+    shm_forecast_window_s: float = 450  # Twice in a row: a run that begins fills its queues once.
     shm_forecast_ahead_s: float = 3600
     shm_forecast_used_ratio: float = 0.5  # An emptier /dev/shm is not forecast: workers fill it to a level and stay.
     shm_forecast_for_s: float = 300

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,26 @@ def test_an_alert_that_fires_while_alertmanager_is_away_is_told_when_it_is_back(
         with start_alertmanager(tmp_path / "am", port=port) as alertmanager:
             reported = wait_for("it is delivered", lambda: alertmanager.get("/api/v2/alerts"), 120)
     assert [alert["labels"]["alertname"] for alert in reported] == ["GpuwatchAgentDown"]
+
+
+def test_two_prometheus_that_read_the_same_agents_send_one_alert(tmp_path: Path) -> None:
+    """A pair for availability: each has a label of its own, which it drops from alerts."""
+    quick, down = render(AlertThresholds(agent_down_for_s=10)), f"127.0.0.1:{free_port()}"
+    with webhook() as inbox:
+        settings = quick_config(tmp_path / "am", "webhook", url=inbox.url)
+        with start_alertmanager(tmp_path / "am", settings) as alertmanager, ExitStack() as pair:
+            for replica in "ab":
+                config = json.loads(prometheus_config({"gpuwatch": down}, alertmanager=alertmanager.url))
+                config["global"]["external_labels"] = {"replica": replica}
+                config["alerting"]["alert_relabel_configs"] = [{"action": "labeldrop", "regex": "replica"}]
+                server = pair.enter_context(start_prometheus(tmp_path / replica, json.dumps(config), quick))
+                sent = "prometheus_notifications_sent_total"
+                wait_for(f"{replica} has sent it", lambda: own_metric(server, sent) >= 1, 60)  # noqa: B023
+            wait_for("the message arrives", lambda: inbox.accepted, 30)
+            time.sleep(5)  # a second one would come with the next evaluations
+            [alert] = alertmanager.get("/api/v2/alerts")
+    assert "replica" not in alert["labels"]
+    assert [len(message["alerts"]) for message in inbox.accepted] == [1]
 
 
 def test_a_webhook_that_times_out_is_counted_and_tried_again(tmp_path: Path) -> None:

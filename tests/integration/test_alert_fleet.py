@@ -28,7 +28,7 @@ from tests.receivers import webhook
 from tests.servers import free_port, start_alertmanager, start_prometheus, wait_for
 
 QUICK = AlertThresholds(
-    ledger_window_s=10, starved_window_s=10, starved_min_training_s=4, starved_for_s=3, idle_window_s=10, idle_for_s=3,
+    ledger_window_s=10, starved_window_s=10, starved_min_training_s=4, starved_for_s=3, idle_window_s=20, idle_for_s=3,
     stalled_window_s=10, stalled_for_s=3, hung_for_s=3, busy_for_s=10, busy_window_s=10,
 )  # fmt: skip
 NODES = [*(f"train{n}" for n in range(8)), "idle0", "idle1", "idle2", "hang0"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import email
 import email.policy
+import html
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -138,6 +140,8 @@ def test_a_message_is_short_and_says_all(name: str, messages: Messages) -> None:
         assert lines[what], what
     assert lines["Dashboard"].startswith("http://") and lines["Runbook"].endswith(f"/{name}.md")
     assert lines["Silence"].startswith("http://alertmanager:9093/#/silences/new?filter=%7B")
+    [link] = re.findall(r'href="([^"]*silences[^"]*)"', messages[name]["mail.txt"])
+    assert unquote(html.unescape(link)) == unquote(lines["Silence"]), "of a mail, which escapes it once more"
 
 
 def test_links_to_silences_begin_with_the_address_that_a_site_sets_for_compose(tmp_path: Path) -> None:

@@ -49,6 +49,23 @@ ALERTS = [
     {"alertname": "StepTimeRegressed", "run": "r10"},
     {"alertname": "Straggler", "instance": "n8", "run": "r11", "rank": "0"},
     {"alertname": "StragglerAcrossNodes", "run": "r5"},
+    {"alertname": "JobRestartLoop", "job_id": "j1"},
+    {"alertname": "GpuwatchTelemetryLost", "instance": "n9", "job_id": "j1", "run": "r13"},
+    {"alertname": "GpuwatchTelemetryLost", "instance": "n9", "job_id": "j2", "run": "r14"},
+    {"alertname": "GpuwatchTelemetryLost", "instance": "n9", "run": "r15"},
+    {"UUID": "GPU-a", "alertname": "GpuXid", "instance": "n10"},
+    {"alertname": "GpuLost", "instance": "n10"},
+    {"UUID": "GPU-a", "alertname": "GpuHeldIdle", "instance": "n10"},
+    {"UUID": "GPU-b", "alertname": "GpuHeldIdle", "instance": "n10"},
+    {"alertname": "RunStalled", "instance": "n10", "run": "r16"},
+    {"UUID": "GPU-c", "alertname": "GpuHeldIdle", "instance": "n11", "run": "r17"},
+    {"alertname": "PhaseStuck", "instance": "n11", "run": "r17", "state": "other"},
+    {"alertname": "PhaseStuck", "instance": "n11", "run": "r17", "state": "checkpoint"},
+    {"alertname": "RunInefficient", "instance": "n11", "run": "r17"},
+    {"UUID": "GPU-d", "alertname": "GpuThrottled", "instance": "n12", "user": "alice"},
+    {"alertname": "StepTimeRegressed", "instance": "n12", "run": "r18", "user": "alice"},
+    {"alertname": "StepTimeRegressed", "instance": "n12", "run": "r19", "user": "bob"},
+    {"alertname": "StepTimeRegressed", "run": "r20", "user": "alice"},
 ]
 
 STARVED = {
@@ -117,6 +134,16 @@ def test_a_cause_silences_its_consequences_and_nothing_else(tmp_path: Path) -> N
         ("ShmForecast", "n7", "r9"),
         ("StragglerAcrossNodes", "r10"),
         ("Straggler", "n8", "0", "r11"),
+        ("JobRestartLoop", "j1"),
+        ("GpuwatchTelemetryLost", "n9", "j2", "r14"),
+        ("GpuwatchTelemetryLost", "n9", "r15"),
+        ("GPU-a", "GpuXid", "n10"),
+        ("GPU-b", "GpuHeldIdle", "n10"),
+        ("GPU-c", "GpuHeldIdle", "n11", "r17"),
+        ("PhaseStuck", "n11", "r17", "checkpoint"),
+        ("GPU-d", "GpuThrottled", "n12", "alice"),
+        ("StepTimeRegressed", "n12", "r19", "bob"),
+        ("StepTimeRegressed", "r20", "alice"),
     }
 
 
@@ -164,6 +191,35 @@ def test_a_silence_is_of_the_run_whatever_its_name_and_an_alert_that_fires_is_to
     )
     assert "For example:\nRank 1\n" in message["text"]
     assert "<" not in message["title"] + message["text"]
+
+
+def test_the_runs_of_an_owner_are_one_short_message_and_a_silence_of_one_run_is_of_that_run(tmp_path: Path) -> None:
+    runs = [f"slurm-48211_{number}.0" for number in range(14)]
+    alerts = [
+        {
+            "labels": {**STARVED["labels"], "about": "user alice", "run": run},
+            "annotations": {**STARVED["annotations"], "summary": f"Run sweep-resnet50 ({run}) waits for input 40% of its time"},
+        }
+        for run in runs
+    ]  # fmt: skip
+    with webhook() as inbox:
+        config = quick_config(tmp_path / "am", "slack", api_url=inbox.url)
+        with start_alertmanager(tmp_path / "am", config) as alertmanager:
+            post(alertmanager, alerts[:1])
+            wait_for("the first run's message", lambda: inbox.accepted, 20)
+            post(alertmanager, alerts)
+            wait_for("the one of all", lambda: "14 in all" in str(inbox.accepted[-1]), 20)
+    first, message = (each["attachments"][0] for each in (inbox.accepted[0], inbox.accepted[-1]))
+    assert unquoted_silence(first["text"]) == f'{{alertname="GpuStarved",run="{runs[0]}"}}'
+    assert unquoted_silence(message["text"]) == '{alertname="GpuStarved",about="user alice"}'
+    assert message["title"] == "[14 warning] GpuStarved: user alice"
+    assert message["text"].count("\n- Run sweep") + message["text"].startswith("- Run sweep") == 6
+    assert len(message["title"] + message["text"]) < 1500
+
+
+def unquoted_silence(text: str) -> str:
+    """Return the matchers of a message's link to a silence."""
+    return urllib.parse.unquote(text.partition("Silence: ")[2].partition("?filter=")[2])
 
 
 def test_a_webhook_that_refuses_is_tried_again_and_no_alert_is_lost(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ DATASOURCE = "gpuwatch-prometheus"
 """Uid of the provisioned data source, and the default of the dashboards' data source variable."""
 CHECKOUT = Path(__file__).parents[2] / "grafana"
 PACKAGED = Path(__file__).parent / "json"
-_JOB = 'job=\\"{}\\"'
+_JOB = 'job=~\\"{}\\"'
 
 
 def load(config: Config | None = None) -> dict[str, dict[str, Any]]:

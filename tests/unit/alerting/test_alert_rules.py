@@ -62,7 +62,7 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
     assert "run_rank_state:gpuwatch_run_training_seconds:share30s" in rules
     assert rules["ShmNearlyFull"]["expr"].endswith("> 0.8")
     assert rules["GpuHeldIdle"]["for"] == "90m"
-    assert 'up{job="agents"} == 0' in rules["GpuwatchAgentDown"]["expr"]
+    assert 'up{job=~"agents"} == 0' in rules["GpuwatchAgentDown"]["expr"]
 
 
 def test_without_a_hold_alerts_resolve_at_once() -> None:
@@ -276,7 +276,11 @@ def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
         ),
         "RunInefficient": (minutes(plain.inefficient_for_s), f"more than {plain.inefficient_gpus:g} GPUs"),
         "RunStalled": (f"{STALL_MEDIANS} times", f"at least {STALL_FLOOR_NS / 1e9:g} s"),
-        "ShmForecast": (f"more than {plain.shm_forecast_used_ratio:.0%}", minutes(plain.shm_forecast_ahead_s)),
+        "ShmForecast": (
+            f"more than {plain.shm_forecast_used_ratio:.0%}",
+            minutes(plain.shm_forecast_ahead_s),
+            f"both halves of the last {minutes(2 * plain.shm_forecast_window_s)}",
+        ),
         "ShmNearlyFull": (f"More than {plain.shm_used_ratio:.0%}",),
         "ShortRunsStarved": (
             f"more than {plain.starved_ratio:.0%}",

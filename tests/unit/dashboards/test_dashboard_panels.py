@@ -127,7 +127,7 @@ def test_values_are_quoted() -> None:
 
 def test_grafana_s_variables_are_the_scope_s_values_and_what_is_open_matches_anything() -> None:
     promql = (
-        'sum(rate(x{run="$run", rank=~"$rank", user=~"$user"}[$__rate_interval])) + y[$__range] + up{job="gpuwatch"}'
+        'sum(rate(x{run="$run", rank=~"$rank", user=~"$user"}[$__rate_interval])) + y[$__range] + up{job=~"gpuwatch"}'
     )
     expr = filled(promql, Scope(run='a"b'), Span(0.0, 900.0), "20s")
     assert expr == ('sum(rate(x{run="a\\"b", rank=~".*", user=~".*"}[20s])) + y[900s] + up{job=~".*gpuwatch.*"}')

@@ -253,7 +253,7 @@ def test_dashboards_fit_a_site_s_windows_scrape_job_and_currency() -> None:
     assert not re.search("(rate|increase|share)5m", text) and "owner_kind:gpuwatch_gpu_cost:increase10m" in text
     assert "owner_kind:gpuwatch_gpu_seconds:rate10m" in text
     assert "USD" not in text and '"currency:EUR"' in text and '"computing, EUR/h"' in text
-    assert 'up{job=\\"agents\\"' in text
+    assert 'up{job=~\\"agents\\"' in text
     assert (
         grafana.text(grafana.load()["gpuwatch-fleet.json"])
         == (ROOT / "dashboards/grafana/gpuwatch-fleet.json").read_text()
