@@ -223,9 +223,8 @@ def folds(clock: Clock) -> None:
     for fold in range(4):
         net, one = conv_net(), Clock(1.7)
         step = step_of(net)
-        loader = DataLoader(
-            torch.utils.data.Subset(Items(jpeg, 4096), [i for i in range(4096) if i % 4 != fold]), 32, shuffle=True
-        )
+        train_items = torch.utils.data.Subset(Items(jpeg, 4096), [i for i in range(4096) if i % 4 != fold])
+        loader = DataLoader(train_items, 32, shuffle=True, num_workers=workers(0))
         clock.begin()
         for x, y in loader:
             if clock.got() or one.over:

@@ -181,6 +181,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     untrained_s: Mapping[str, float] = {}  # by state, of passes before any optimizer step: no share counts them
     first_place: Place | None = None  # where the training thread was while the first batch was waited for
     fetch_place: Place | None = None  # the user's code in which the training thread most often waited for a batch
+    around_place: Place | None = None  # the same without what the loader's own fetch calls, such as its dataset
     step_place: Place | None = None  # the same for the rest of the step
     python_place: Place | None = None  # the same for Python code in it that is not torch's; the ratio is of the step
     eval_wait_ratio: float | None = None  # share of evaluation that waits for data; None: its loader is not watched

@@ -20,7 +20,7 @@ import msgspec
 from gpuwatch.hook.identity import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
-from gpuwatch.host.frames import worker_place
+from gpuwatch.host.frames import AROUND, worker_place
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import StepRecord
@@ -38,7 +38,15 @@ _STEPS_KEPT = 2048
 _PYTHON = "python"  # the part of a step in which it runs Python code that is not torch's
 _FIRST = "first wait"  # the wait for the run's first batch
 _GAP = "gap"  # what the training thread does between two forward passes without gradients
-_PLACES = {"first": _FIRST, "fetch": DATA_WAIT, "step": IN_STEP, "gap": _GAP, "between": BETWEEN, "python": _PYTHON}
+_PLACES = {
+    "first": _FIRST,
+    "fetch": DATA_WAIT,
+    "step": IN_STEP,
+    "gap": _GAP,
+    "between": BETWEEN,
+    "python": _PYTHON,
+    "around": AROUND,
+}
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
 _MOST_FEEDS = 8

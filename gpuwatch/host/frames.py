@@ -48,6 +48,8 @@ _OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
+AROUND = "around"
+"""The samples of fetches with places for those alone that are not within torch's own fetch of a batch, which workers would make."""
 RECEIVING = "receiving and unpickling the batch"
 _WAITS = "the wait for the workers"
 _STARTING = {"/popen_spawn": SPAWNS, "/multiprocessing/": _WAITS, "<frozen importlib": "imports"}
@@ -130,6 +132,9 @@ class OwnFrames:
             place = _starting(frame)
         elif is_fetch and place is None and _receives(frame):
             place = ("", RECEIVING, 0)
+        if is_fetch:
+            made = any(each.f_code.co_filename.endswith(_FETCH) for each, _ in walk_stack(frame))
+            self._places.setdefault(AROUND, Counter())[None if made else place] += 1
         self._places.setdefault(doing, Counter())[place] += 1
         if in_python:
             is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))

@@ -88,8 +88,10 @@ class InputWait:
         )
 
     def plan(self, on_cpu: bool) -> Plan:
-        """Return the workers that feed the step."""
-        wait_s, rest_s = self.step.wait_s - self.others_s, self.step.rest_s + self.others_s
+        """Return the workers that feed the step. They do not run what is around the loader's own fetch."""
+        around = self.window.around_place if self.window.workers == 0 else None
+        wait_s = (self.step.wait_s - self.others_s) * (1 - (around.ratio if around else 0.0))
+        rest_s = self.step.rest_s + self.step.wait_s - wait_s
         return plan(self.window, wait_s, rest_s, on_cpu=on_cpu, hidden_s=self.step.hidden_s)
 
     def more_workers(self, reason: str) -> tuple[str, Gain]:
@@ -159,6 +161,16 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
     text = "{} of a fetch is CPU work (decoding, augmentation)"
     if not computes:
         text = "only {} of a fetch is CPU work: the rest is waiting for the disk, the network or a lock"
+    around = window.around_place
+    if around is not None and around.ratio >= 0.5:
+        advice = f"make {around.function} cheaper, or call it in the dataset or collate_fn, and use loader workers: they do not run code around the loader"
+        evidence = (
+            *measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text),
+            *place_evidence(around),
+        )
+        return wait.finding(
+            f"the training thread itself works in a fetch, in {around.function}", *evidence, advice=advice
+        )
     plan = wait.plan(on_cpu=computes)
     return wait.finding(
         "batches are prepared in the training process",

@@ -16,7 +16,18 @@ import pytest
 import torch
 
 from gpuwatch.hook.publisher import Publisher, _fork_waits
-from gpuwatch.host.frames import OWN, RECEIVING, SPAWNED, SPAWNS, OwnFrames, Place, interrupting, is_users, may_be_users
+from gpuwatch.host.frames import (
+    AROUND,
+    OWN,
+    RECEIVING,
+    SPAWNED,
+    SPAWNS,
+    OwnFrames,
+    Place,
+    interrupting,
+    is_users,
+    may_be_users,
+)
 
 
 def slow_read(done: threading.Event) -> None:
@@ -293,6 +304,23 @@ def test_a_call_that_keeps_the_lock_is_sampled_as_soon_as_it_ends() -> None:
         assert kept and sys.getswitchinterval() == usual_s and time.thread_time() - begin_s < 0.001
     with interrupting(usual_s / 2):
         assert sys.getswitchinterval() < usual_s, "a thread that computes in Python gives the lock up no earlier"
+
+
+@pytest.mark.parametrize("file", ["fetch.py", "dataloader.py"])
+def test_what_a_fetch_does_around_torchs_own_is_known(file: str) -> None:
+    done, frames = threading.Event(), OwnFrames()
+    loader: dict[str, Any] = {"slow_read": slow_read, "done": done}
+    name = f"/v/lib/python3.11/site-packages/torch/utils/data/_utils/{file}"
+    exec(compile("def fetch():\n    slow_read(done)", name, "exec"), loader)
+    thread = threading.Thread(target=loader["fetch"])
+    thread.start()
+    for _ in range(8):
+        frames.sample(thread.ident, "fetch", is_fetch=True)
+    done.set()
+    thread.join()
+    around = frames.most_frequent(AROUND)
+    assert (around is None) == (file == "fetch.py")
+    assert around is None or (around.function, around.ratio) == ("slow_read", 1.0)
 
 
 def puts(batches: Any, objects: int, wait_s: float) -> None:
