@@ -22,6 +22,7 @@ from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
+from gpuwatch.host.frames import ELSEWHERE
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER
 
 _EXPLAINED = ("burst_every_n", "input_unexplained")
@@ -414,7 +415,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: the rest is waiting"
         evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window.fetch_place)
         if place is not None and place.ratio >= 0.5:
-            title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
+            where = "" if place.function.endswith(ELSEWHERE) else ", in the training thread"
+            title = f"training waits for data: most of a fetch is in {place.function}{where}"
         inside = window.loader.dataset and f" (no DataLoader was found inside {window.loader.dataset})"
         advice = f"prepare batches in the background: a DataLoader with num_workers{inside or ''}, or a prefetch thread"
         if not computes:
