@@ -42,6 +42,7 @@ _PLACES = {"first": _FIRST, "fetch": DATA_WAIT, "step": IN_STEP, "gap": _GAP, "b
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
 _MOST_FEEDS = 8
+_LEAST_SAMPLES = 2
 _STEPS_SHOWN = 20_000  # rows of a window at most
 
 site_thresholds: Thresholds | None = None  # of the file that GPUWATCH_CONFIG names; None: the defaults
@@ -101,7 +102,6 @@ class Accounts:
         self.own_gpu: OwnGpu | None = None
         self.step_idle: StepIdle | None = None
         self.frames: OwnFrames | None = None
-        self.bounded_by_optimizer = False  # steps last from one optimizer step to the next: no loader feeds them
         self.trained_since_ns: int | None = None  # when the pass began in which an optimizer made its first step
         self._untrained: Untrained | None = Untrained()  # None once all passes to come belong to the training
         self.untrained_s: dict[str, float] = {}  # seconds by state of the passes before the training
@@ -163,6 +163,11 @@ class Accounts:
         if not self.blind:
             self.timeline.book_certain(now_ns, self.recorder.in_step)
             self.idle = self.timeline.book_quiet(now_ns, self._step_ns) == OTHER
+
+    @property
+    def bounded_by_optimizer(self) -> bool:
+        """Whether most steps last from one optimizer step to the next: no loader feeds them."""
+        return 2 * self.recorder.bounded_steps > self.timeline.counts.steps
 
     @property
     def activity(self) -> str:
@@ -344,6 +349,12 @@ class Accounts:
         """Return the mean wait for other ranks of the last steps in which it was measured; None where that is not most of them."""
         waits_ns = [step.comm_wait_ns for step in self._recent if step.comm_wait_ns is not None]
         return sum(waits_ns) / len(waits_ns) / 1e9 if 2 * len(waits_ns) > len(self._recent) else None
+
+    @property
+    def has_new_workers(self) -> bool:
+        """Whether too few samples of the loader's workers were taken to know what they do: a short pass may end soon."""
+        pids = self.loader.worker_pids if self.loader else ()
+        return any(len(self.watcher.workers.times.get(pid, ())) < _LEAST_SAMPLES for pid in pids)
 
     def sample_host(self) -> None:
         """Sample the node, the loader's workers and the GPU. Without the lock: reading from the kernel may take long."""

@@ -111,6 +111,8 @@ class Loop(Generic[T]):
         """End the open step and return the next one's batch, whatever else is going on."""
         recorder, owner = self.recorder, self.owner
         if recorder.thread != get_ident() or not (self.is_open or self._begin()):
+            if self._given is not None:
+                self._session.note_feeding(self._given, self.iterator)
             return self._moved(self.fetch())
         if recorder.steady is owner:
             if not self._sampling.is_due():
