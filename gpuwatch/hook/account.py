@@ -42,7 +42,6 @@ _PLACES = {"first": _FIRST, "fetch": DATA_WAIT, "step": IN_STEP, "gap": _GAP, "b
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
 _MOST_FEEDS = 8
-_LEAST_SAMPLES = 2
 _STEPS_SHOWN = 20_000  # rows of a window at most
 
 site_thresholds: Thresholds | None = None  # of the file that GPUWATCH_CONFIG names; None: the defaults
@@ -352,9 +351,9 @@ class Accounts:
 
     @property
     def has_new_workers(self) -> bool:
-        """Whether too few samples of the loader's workers were taken to know what they do: a short pass may end soon."""
-        pids = self.loader.worker_pids if self.loader else ()
-        return any(len(self.watcher.workers.times.get(pid, ())) < _LEAST_SAMPLES for pid in pids)
+        """Whether too few samples were taken of the loader's workers, which may end with a short pass."""
+        times, pids = self.watcher.workers.times, self.loader.worker_pids if self.loader else ()
+        return any(len(times.get(pid, ())) < 2 for pid in pids)
 
     def sample_host(self) -> None:
         """Sample the node, the loader's workers and the GPU. Without the lock: reading from the kernel may take long."""

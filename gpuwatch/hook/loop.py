@@ -237,7 +237,7 @@ class Loop(Generic[T]):
         if self.training:
             self._session.guard(self._session.first_batch, "reading a batch", self, batch)
             if not self._of_framework:
-                self._session.torch_hooks.optimizer.first_step(self.owner)
+                self._session.guard(self._session.torch_hooks.optimizer.first_step, "hooking torch", self.owner)
                 self.recorder.sample_after(1)  # so that `ask` is called next
 
     def _count(self, batch: T) -> None:

@@ -239,12 +239,12 @@ def stacks() -> dict[int, list[tuple[str, str, int]]]:
 
 def _place_of_producer() -> tuple[str, str, int] | None:
     """Return where in the user's code a thread is that prepares what others wait for; None where each waits itself, or gives nothing to others."""
-    runs = {each.ident or 0: getattr(each, "_target", None) or type(each).run for each in threading.enumerate()}
-    names = {thread: getattr(getattr(run, "__code__", None), "co_names", ()) for thread, run in runs.items()}
-    gives = {thread for thread, each in names.items() if not _GIVES.isdisjoint(each)}
-    found = stacks() if gives else {}
-    frames = (frame for each in gives & found.keys() if not found[each][0][1].endswith(_LOCKS) for frame in found[each])
-    return next(((file, name + ELSEWHERE, line) for name, file, line in frames if is_users(file)), None)
+    runs = {each.ident: getattr(each, "_target", None) or type(each).run for each in threading.enumerate()}
+    for thread, stack in stacks().items():
+        names = getattr(getattr(runs.get(thread), "__code__", None), "co_names", ())
+        if not _GIVES.isdisjoint(names) and not stack[0][1].endswith(_LOCKS):
+            return next(((file, name + ELSEWHERE, line) for name, file, line in stack if is_users(file)), None)
+    return None
 
 
 @contextmanager

@@ -39,10 +39,10 @@ class OptimizerSteps:
         self._bare = 0  # passes without gradients in this wait
         self._with_teacher = 0  # steps in a row that begin with a teacher's
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
-        self._is_compiled = False  # a compiled function calls the model
-        self._compiler: Any = None  # dynamo's module, once it is prepared for hooks
+        self._is_hidden = False  # a compiled function calls the model
+        self._compiled: Any = None  # the class of compiled models, once it is prepared for hooks
         self._patches = Patches()
-        self.on_compiler: Callable[[], None] = lambda: None  # called when it is there, and a hook is to be added
+        self.on_compiler: Callable[[], None] = lambda: None  # called when it is there, before hooks are added
         self._owner = object()
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
@@ -82,9 +82,8 @@ class OptimizerSteps:
         """A pass has its first batch; `evaluates` can tell after its first step whether it is an evaluation."""
         remove_hooks(self._first_hooks)
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
-        if self.count and self._may_hook():
-            register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
-            self._first_hooks.append(register(lambda module, _: self._guarded(self._note_call, module)))
+        if self.count:
+            self._first_hooks = self._hooked(forward_pre=self._note_call)
 
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer.
@@ -134,7 +133,7 @@ class OptimizerSteps:
         is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
             return  # a step of a watched loop, or a declared one
-        is_bare = owner is self._owner and (self._is_compiled or bool(self._forward_hooks))  # no call was seen since
+        is_bare = owner is self._owner and (self._is_hidden or bool(self._forward_hooks))  # no call was seen since
         if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
             return  # or one more optimizer of the same step
         is_pythons = get_ident() in getattr(threading, "_active", {})  # another one cannot claim the recorder
@@ -152,31 +151,26 @@ class OptimizerSteps:
         recorder.begin_step(self._owner, now)
         recorder.bounded_steps += 1
         self._bounded_by = optimizer
-        if not is_bare and not self._is_compiled:
+        if not is_bare and not self._is_hidden:
             recorder.begin_part(DATA_WAIT, now)
         self._await_forward()
 
-    def _may_hook(self) -> bool:
-        """Return whether modules may have hooks: not those that a compiled function calls, which torch would compile again with each hook."""
-        compiler = sys.modules.get("torch._dynamo.eval_frame")
-        if self._compiler is not compiler:
-            self._compiler = compiler
-            self._guarded(self._prepare)
-        return not self._is_compiled
-
-    def _prepare(self) -> None:
-        self.on_compiler()
-        self._patches.wrap(self._compiler.OptimizedModule, "__call__", self._call_compiled)
+    def _hooked(self, **calls: Callable[[Any], None]) -> list[Any]:
+        """Return hooks of all modules' calls; none where a compiled function calls the model, which torch would compile again with each hook."""
+        compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+        if compiled is not self._compiled:
+            self._compiled = compiled
+            self.on_compiler()
+            self._patches.wrap(compiled, "__call__", self._call_compiled)
+        add = vars(sys.modules["torch.nn.modules.module"])
+        return [
+            add[f"register_module_{when}_hook"](lambda module, *_, call=call: self._guarded(call, module))
+            for when, call in calls.items()
+            if not self._is_hidden
+        ]
 
     def _await_forward(self) -> None:
-        """Have the modules tell that are called."""
-        if not self._may_hook():
-            return
-        modules = sys.modules["torch.nn.modules.module"]
-        self._forward_hooks = [
-            modules.register_module_forward_pre_hook(lambda module, _: self._guarded(self._begin_forward, module)),
-            modules.register_module_forward_hook(lambda module, *_: self._guarded(self._end_forward, module)),
-        ]
+        self._forward_hooks = self._hooked(forward_pre=self._begin_forward, forward=self._end_forward)
 
     def _call_compiled(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a model that is compiled as a whole without hooks: torch warns of them, and would compile it again."""
@@ -191,12 +185,12 @@ class OptimizerSteps:
         finally:
             if awaited:
                 self._guarded(self._end_forward, module)
-                self._await_forward()
+                self._guarded(self._await_forward)
 
     def compiles(self) -> None:
         """Torch compiles a function: if that was to call a model, steps have no wait from now on, and passes are not known to be evaluations."""
         if self._recorder.thread == get_ident() and (self._forward_hooks or self._first_hooks):
-            self._is_compiled = True
+            self._is_hidden = True
             remove_hooks(self._first_hooks)
             if self._forward_hooks:
                 self._guarded(self._compute, self._recorder.clock())
