@@ -82,8 +82,9 @@ class OptimizerSteps:
         """A pass has its first batch; `evaluates` can tell after its first step whether it is an evaluation."""
         remove_hooks(self._first_hooks)
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
-        if self.count:
-            self._first_hooks = self._hooked(forward_pre=self._note_call)
+        if self.count and (modules := self._modules()) is not None:
+            register = modules.register_module_forward_pre_hook
+            self._first_hooks.append(register(lambda module, _: self._guarded(self._note_call, module)))
 
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer.
@@ -155,22 +156,21 @@ class OptimizerSteps:
             recorder.begin_part(DATA_WAIT, now)
         self._await_forward()
 
-    def _hooked(self, **calls: Callable[[Any], None]) -> list[Any]:
-        """Return hooks of all modules' calls; none where a compiled function calls the model, which torch would compile again with each hook."""
+    def _modules(self) -> Any:
+        """Return torch's functions that add hooks of modules; None where a compiled function calls the model: torch would compile it again with each."""
         compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
         if compiled is not self._compiled:
             self._compiled = compiled
             self.on_compiler()
             self._patches.wrap(compiled, "__call__", self._call_compiled)
-        add = vars(sys.modules["torch.nn.modules.module"])
-        return [
-            add[f"register_module_{when}_hook"](lambda module, *_, call=call: self._guarded(call, module))
-            for when, call in calls.items()
-            if not self._is_hidden
-        ]
+        return None if self._is_hidden else sys.modules["torch.nn.modules.module"]
 
     def _await_forward(self) -> None:
-        self._forward_hooks = self._hooked(forward_pre=self._begin_forward, forward=self._end_forward)
+        if (modules := self._modules()) is not None:
+            self._forward_hooks = [
+                modules.register_module_forward_pre_hook(lambda module, _: self._guarded(self._begin_forward, module)),
+                modules.register_module_forward_hook(lambda module, *_: self._guarded(self._end_forward, module)),
+            ]
 
     def _call_compiled(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a model that is compiled as a whole without hooks: torch warns of them, and would compile it again."""
