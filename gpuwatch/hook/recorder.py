@@ -268,8 +268,9 @@ class Recorder:
                 self.log.append((events.TOKENS, tokens))
         self.begin_step(events.MARKED, self.clock())
 
-    def begin_step(self, owner: object, at_ns: int) -> None:
+    def begin_step(self, owner: object, at_ns: int, by_optimizer: bool = False) -> None:
         """Begin a step, ending the one that is open. An open `data()` or `transfer()` goes on in it."""
+        self.bounded_steps += by_optimizer
         going_on = self.activity if self.parts and self.activity in (DATA_WAIT, TRANSFERRING) else IN_STEP
         if self.in_step:
             self.end_step(at_ns)

@@ -149,8 +149,7 @@ class OptimizerSteps:
             if len(self._hooks) == 1:
                 self._hooks.append(at_each_optimizer_step(lambda *_: self._guarded(self._begin_bare), "pre"))
         recorder.end_step(now)
-        recorder.begin_step(self._owner, now)
-        recorder.bounded_steps += 1
+        recorder.begin_step(self._owner, now, by_optimizer=True)
         self._bounded_by = optimizer
         if not is_bare and not self._is_hidden:
             recorder.begin_part(DATA_WAIT, now)
