@@ -109,7 +109,6 @@ class Accounts:
         self.own_gpu: OwnGpu | None = None
         self.step_idle: StepIdle | None = None
         self.frames: OwnFrames | None = None
-        self.bounded_by_optimizer = False  # steps last from one optimizer step to the next: no loader feeds them
         self.trained_since_ns: int | None = None  # when the pass began in which an optimizer made its first step
         self._untrained: Untrained | None = Untrained()  # None once all passes to come belong to the training
         self.untrained_s: dict[str, float] = {}  # seconds by state of the passes before the training
@@ -171,6 +170,11 @@ class Accounts:
         if not self.blind:
             self.timeline.book_certain(now_ns, self.recorder.in_step)
             self.idle = self.timeline.book_quiet(now_ns, self._step_ns) == OTHER
+
+    @property
+    def bounded_by_optimizer(self) -> bool:
+        """Whether most steps last from one optimizer step to the next: no loader feeds them."""
+        return 2 * self.recorder.bounded_steps > self.timeline.counts.steps
 
     @property
     def activity(self) -> str:
@@ -353,6 +357,12 @@ class Accounts:
         waits_ns = [step.comm_wait_ns for step in self._recent if step.comm_wait_ns is not None]
         return sum(waits_ns) / len(waits_ns) / 1e9 if 2 * len(waits_ns) > len(self._recent) else None
 
+    @property
+    def has_new_workers(self) -> bool:
+        """Whether too few samples were taken of the loader's workers, which may end with a short pass."""
+        times, pids = self.watcher.workers.times, self.loader.worker_pids if self.loader else ()
+        return any(len(times.get(pid, ())) < 2 for pid in pids)
+
     def sample_host(self) -> None:
         """Sample the node, the loader's workers and the GPU. Without the lock: reading from the kernel may take long."""
         from gpuwatch.hook.evidence import OwnGpu, StepIdle
@@ -383,7 +393,7 @@ class Accounts:
             if doing in (_FIRST, DATA_WAIT, IN_STEP, BETWEEN, _GAP):
                 self.frames = self.frames or OwnFrames()
                 in_python = _PYTHON if doing is IN_STEP and recorder.timeline is None else ""
-                self.frames.sample(recorder.thread, doing, in_python, kept, doing is _FIRST, doing is DATA_WAIT)
+                self.frames.sample(recorder.thread, doing, in_python, kept, doing is _FIRST)
 
     def note_standstill(self, now_ns: int) -> None:
         """Note where a process is that makes no progress, and again every ten seconds. Called by another thread than the training's."""

@@ -12,6 +12,7 @@ from itertools import islice
 from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+from gpuwatch.errors import pass_on
 from gpuwatch.ledger.events import UNKNOWN_SAMPLES
 from gpuwatch.wire import MAX_TEXT, Loader
 
@@ -111,9 +112,13 @@ def move(batch: Any, device: Any) -> Any:
 
 def loader_settings(loader: Any, iterator: Any) -> Loader:
     """Return the settings of a DataLoader, or of the one inside an iterable, and once it iterates its workers' pids; None for what it lacks."""
+    asked = getattr(loader, "_IterableDataset_len_called", None)
     try:
         batches = len(loader)
-    except (TypeError, NotImplementedError, AttributeError):
+        if batches and hasattr(loader, "_IterableDataset_len_called"):
+            loader._IterableDataset_len_called = asked  # torch warns if a length that was asked for is wrong
+    except Exception as error:
+        pass_on(error)
         batches = None
     if not isinstance(getattr(loader, "num_workers", None), int):
         # Compared with None: of an endless data set neither a loader nor its iterator has a truth value.

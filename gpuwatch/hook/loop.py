@@ -111,6 +111,8 @@ class Loop(Generic[T]):
         """End the open step and return the next one's batch, whatever else is going on."""
         recorder, owner = self.recorder, self.owner
         if recorder.thread != get_ident() or not (self.is_open or self._begin()):
+            if self._given is not None:
+                self._session.note_feeding(self._given, self.iterator)
             return self._moved(self.fetch())
         if recorder.steady is owner:
             if not self._sampling.is_due():
@@ -235,7 +237,7 @@ class Loop(Generic[T]):
         if self.training:
             self._session.guard(self._session.first_batch, "reading a batch", self, batch)
             if not self._of_framework:
-                self._session.torch_hooks.optimizer.first_step(self.owner)
+                self._session.guard(self._session.torch_hooks.optimizer.first_step, "hooking torch", self.owner)
                 self.recorder.sample_after(1)  # so that `ask` is called next
 
     def _count(self, batch: T) -> None:

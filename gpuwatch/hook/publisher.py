@@ -207,7 +207,7 @@ class Publisher:
             for count in itertools.count():
                 self._working = get_ident()
                 self._overhead_ns = time.thread_time_ns()
-                if count % _HOST_EVERY == 0:
+                if count % _HOST_EVERY == 0 or self.accounts.has_new_workers:
                     self.guard(self.accounts.sample_host, "sampling the node")
                 with self.accounts.held():
                     self.accounts.apply(self._recorder.clock())

@@ -54,6 +54,7 @@ class Recorder:
         # When the open step's batch was ready, 0 while it is waited for. Kept instead of `data_ns` while steps are steady.
         self.batch_ready_ns = 0
         self.step_owner: object | None = None  # the loop whose next batch ends the open step, or the context that does
+        self.bounded_steps = 0  # those that an optimizer's step has begun
         self.levels: list[tuple[Any, ...]] = []  # what each open phase or nested loop interrupted; its number first
         # The number of the innermost of them, 0 without any, and the last one given. Numbers are not reused, so that a loop
         # which is collected late (a kept iterator, a cycle) cannot close another one's phase.
@@ -267,8 +268,9 @@ class Recorder:
                 self.log.append((events.TOKENS, tokens))
         self.begin_step(events.MARKED, self.clock())
 
-    def begin_step(self, owner: object, at_ns: int) -> None:
+    def begin_step(self, owner: object, at_ns: int, by_optimizer: bool = False) -> None:
         """Begin a step, ending the one that is open. An open `data()` or `transfer()` goes on in it."""
+        self.bounded_steps += by_optimizer
         going_on = self.activity if self.parts and self.activity in (DATA_WAIT, TRANSFERRING) else IN_STEP
         if self.in_step:
             self.end_step(at_ns)

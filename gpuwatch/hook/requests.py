@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from gpuwatch.errors import GpuwatchError
+from gpuwatch.host.frames import stacks
 from gpuwatch.host.proc import own_number
 
 if TYPE_CHECKING:
@@ -105,16 +105,9 @@ class Requests:
         samples: dict[int, list[list[int]]] = {}
         end_s = time.monotonic() + request.seconds
         while time.monotonic() < end_s:
-            for thread, frame in sys._current_frames().items():
-                stack: list[int] = []
-                at: FrameType | None = None if thread == threading.get_ident() else frame
-                while at is not None:
-                    code = at.f_code
-                    place = getattr(code, "co_qualname", code.co_name), code.co_filename, at.f_lineno
-                    stack.insert(0, frames.setdefault(place, len(frames)))
-                    at = at.f_back
-                if stack:
-                    samples.setdefault(thread, []).append(stack)
+            for thread, stack in stacks().items():
+                numbers = [frames.setdefault(each, len(frames)) for each in reversed(stack)]
+                samples.setdefault(thread, []).append(numbers)
             time.sleep(1 / request.rate_hz)
         names = {each.ident: each.name for each in threading.enumerate()}
         profiles = [

@@ -142,22 +142,22 @@ class Session:
         """An optimizer makes its first step: passes before this one have trained nothing."""
         began = self._pass_began_ns if self.recorder.step_owner is not None else self.recorder.clock()
         self.publisher.accounts.trained_since_ns = began
-        if self.close_with_thread is not None and current_thread() is not main_thread():
+        trains = self.recorder.thread in (None, get_ident())  # else a loop of another thread feeds it
+        if trains and self.close_with_thread is not None and current_thread() is not main_thread():
             # Freed when the thread ends. Ray ends its workers without calling what is registered with atexit.
             _of_thread.held = held = local()
             weakref.finalize(held, self.close_with_thread)
 
     def _begin_optimizer_steps(self) -> None:
         """Steps are bounded by an optimizer from now on."""
-        accounts = self.publisher.accounts
-        self.trained_with_gradients = accounts.bounded_by_optimizer = True
-        if accounts.loader is None:
-            self.guard(self._note_feeding_loader, "reading the loader's settings")
+        self.trained_with_gradients = True
+        self.guard(lambda: self.note_feeding(found := loader_of_a_thread(), found), "reading the loader's settings")
         self.start()
 
-    def _note_feeding_loader(self) -> None:
-        if (feeding := loader_of_a_thread()) is not None:
-            self.note_loader(feeding, feeding)
+    def note_feeding(self, loader: Any, iterator: Any) -> None:
+        """Another thread takes batches from this loader: note its settings, where none are known."""
+        if loader is not None and self.publisher.accounts.loader is None:
+            self.note_loader(loader, iterator)
 
     def find_device(self) -> None:
         """Begin to measure by a device that the user's code has set up by now."""

@@ -1,6 +1,7 @@
 """Which function of the user's own a thread is in. Used on py-spy's samples of other processes, by the hook on its own process, and by loader
 workers of that on themselves."""
 
+import faulthandler
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import run_queue_s, stat
+from gpuwatch.ledger.events import DATA_WAIT
 
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
@@ -45,6 +47,11 @@ _HELD_NS, _GIVEN_UP_S = 30_000, 5e-5
 _INTERRUPTED = {"RESUME", "JUMP_BACKWARD"}  # instructions at which a thread is interrupted, and calls nothing
 _OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
 """Instructions at which no thread is interrupted: one that is found there is in an operator that has given the lock up, such as torch's."""
+_GIVES = {"put", "put_nowait", "send", "set_result"}
+"""A function that names one of these gives results to other threads."""
+ELSEWHERE, _LOCKS = ", in another thread", "/threading.py"
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x(\w+)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
@@ -111,15 +118,9 @@ class OwnFrames:
         """(file, function, line); None where no function of the user's is on the stack."""
 
     def sample(
-        self,
-        thread: int | None,
-        doing: str,
-        in_python: str = "",
-        kept: bool = False,
-        is_start: bool = False,
-        is_fetch: bool = False,
+        self, thread: int | None, doing: str, in_python: str = "", kept: bool = False, is_start: bool = False
     ) -> None:
-        """Take one sample of a thread, in any other one. Nothing where it has no Python frame.
+        """Take one sample of a thread, in any other one. Nothing where it has no Python frame. A fetch that waits for another thread is where that is.
 
         `in_python`: a name for the same samples with places for those alone in which it runs Python code that is not torch's. Such a
         thread waits for the interpreter's lock, which operators of torch give up. `kept`: what `interrupting` has returned.
@@ -127,15 +128,14 @@ class OwnFrames:
         frame = sys._current_frames().get(thread or 0)
         if frame is None:
             return
-        place, deepest, names = _place(frame), frame.f_code.co_filename, frame.f_globals
+        place, deepest, names, is_fetch = _place(frame), frame.f_code.co_filename, frame.f_globals, doing is DATA_WAIT
         if is_start and place is None:
             place = _starting(frame)
         elif is_fetch and place is None and _receives(frame):
             place = ("", RECEIVING, 0)
         if is_fetch:
-            made = any(each.f_code.co_filename.endswith(_FETCH) for each, _ in walk_stack(frame))
-            self._places.setdefault(AROUND, Counter())[None if made else place] += 1
-        self._places.setdefault(doing, Counter())[place] += 1
+            is_made = any(each.f_code.co_filename.endswith(_FETCH) for each, _ in walk_stack(frame))
+            self._places.setdefault(AROUND, Counter())[None if is_made or deepest.endswith(_LOCKS) else place] += 1
         if in_python:
             is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))
             is_other = is_torch or deepest.startswith(OWN) or not _CLOCKS.isdisjoint(frame.f_code.co_names)
@@ -144,6 +144,10 @@ class OwnFrames:
             runs_python = _runs_python(thread, calls_none or kept) if is_python is None else is_python
             if runs_python is not None:
                 self._places.setdefault(in_python, Counter())[place if runs_python else None] += 1
+        del frame  # what it holds is not to live longer
+        if (is_start or is_fetch) and deepest.endswith(_LOCKS):
+            place = _place_of_producer() or place
+        self._places.setdefault(doing, Counter())[place] += 1
 
     def most_frequent(self, doing: str) -> Place | None:
         """Return the function that most of the samples are in; None with too few of them, or where none was in the user's code."""
@@ -235,6 +239,32 @@ def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
             function = name.partition(".<locals>.<")[0]  # a lambda is part of its function
             return file, function, frame.f_lineno
         frame = frame.f_back
+    return None
+
+
+def stacks() -> dict[int, list[tuple[str, str, int]]]:
+    """Return (function, file, line) of each frame of all other threads, innermost first, 100 of a thread at most.
+
+    No frame object is made, which would keep what is in it alive, and in a forked child belong to a thread that is gone.
+    """
+    from tempfile import TemporaryFile
+
+    with TemporaryFile() as file:
+        faulthandler.dump_traceback(file)  # one call, which keeps the interpreter's lock
+        file.seek(0)
+        _, *parts = _THREAD.split(file.read().decode())
+    found = {int(thread, 16): _FRAME.findall(text) for thread, text in zip(parts[::2], parts[1::2], strict=True)}
+    found.pop(threading.get_ident(), None)
+    return {thread: [(name, file, int(line)) for file, line, name in each] for thread, each in found.items() if each}
+
+
+def _place_of_producer() -> tuple[str, str, int] | None:
+    """Return where in the user's code a thread is that prepares what others wait for; None where each waits itself, or gives nothing to others."""
+    runs = {each.ident: getattr(each, "_target", None) or type(each).run for each in threading.enumerate()}
+    for thread, stack in stacks().items():
+        names = getattr(getattr(runs.get(thread), "__code__", None), "co_names", ())
+        if not _GIVES.isdisjoint(names) and not stack[0][1].endswith(_LOCKS):
+            return next(((file, name + ELSEWHERE, line) for name, file, line in stack if is_users(file)), None)
     return None
 
 

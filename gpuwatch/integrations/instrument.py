@@ -20,7 +20,7 @@ from gpuwatch.ledger.states import CHECKPOINT
 # Modules whose iteration over a loader is a part of one that is watched already.
 _FOR_OTHERS = "gpuwatch.hook.loop", "accelerate.data_loader", "torchdata.stateful_dataloader.stateful_dataloader"
 
-_training_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # those that have made an optimizer
+_training_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # those that made an optimizer, or a step
 
 
 def watch_loaders(module: ModuleType) -> None:
@@ -57,7 +57,10 @@ def watch_optimizers(module: ModuleType) -> None:
 
     def stepped(optimizer: Any, *_: Any) -> None:
         session = open_session()
-        if session is None and _trains_here() and not is_watched_already():
+        if session is None and records_here() and not is_watched_already():
+            if isinstance(thread := threading.current_thread(), threading._DummyThread):  # one of autograd's
+                return
+            _training_threads.add(thread)
             _open_watch_for_the_process()
             session = open_session()
         if session is not None and not is_watched_already() and not session.torch_hooks.optimizer.is_installed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +97,68 @@ def test_a_compilation_inside_a_step_is_not_the_step_s_time(watch: Watch) -> Non
     assert report.states["compile"] >= 0.3
     assert report.states["compute"] < 0.3 + 0.5 * report.states["compile"]
     assert report.steps == 5
+
+
+class Net(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+
+    def forward(self, batch: Any) -> Any:
+        return self.second(self.first(batch))
+
+
+@pytest.mark.filterwarnings("ignore:.*non-leaf Tensor:UserWarning")
+@pytest.mark.parametrize("loader", [True, False], ids=["passes over a loader", "without a loader"])
+@pytest.mark.parametrize("kind", ["model", "model in place", "function that calls it"])
+def test_steps_bounded_by_the_optimizer_change_nothing_of_what_is_compiled(kind: str, loader: bool) -> None:
+    """Hooks of modules are compiled, too: each step did so again, `fullgraph` failed, and torch warned of them."""
+    from torch._dynamo.testing import CompileCounter
+
+    def trained(watch: Watch | None) -> tuple[int, list[str]]:
+        torch._dynamo.reset()
+        counter, model = CompileCounter(), Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        if kind == "model in place":
+            model.compile(backend=counter, fullgraph=True)
+        called = torch.compile(model, backend=counter, fullgraph=True) if kind == "model" else model
+
+        def loss_of(batch: Any) -> Any:
+            return called(batch).sum()
+
+        if kind == "function that calls it":
+            loss_of = torch.compile(loss_of, backend=counter, fullgraph=True)
+
+        def step(batch: Any) -> None:
+            optimizer.zero_grad()
+            loss_of(batch).backward()
+            optimizer.step()
+            time.sleep(0.002)
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                batches = [torch.ones(2, 4)] * 6
+                for batch in watch.steps(batches) if watch is not None and loader else batches:
+                    step(batch)
+                with torch.no_grad():
+                    for batch in batches[:3]:
+                        loss_of(batch)
+        return counter.frame_count, sorted({str(each.message) for each in said})
+
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    bare, said = trained(None)
+    call = OptimizedModule.__call__
+    with Watch(quiet=True, endpoint=NO_AGENT) as watch:
+        watch.session.torch_hooks.optimizer.install()
+        compiled, said_then = trained(watch)
+        report = watch.report()
+    assert compiled <= bare + (kind == "function that calls it") and said_then == said
+    assert report.steps == (24 if loader else 22 if kind == "function that calls it" else 23)
+    hooks = torch.nn.modules.module
+    assert not hooks._global_forward_pre_hooks and not hooks._global_forward_hooks and OptimizedModule.__call__ is call
+    assert trained(None) == (bare, said)
 
 
 # Mixed precision ------------------------------------------------------------------------------------------------------
@@ -194,6 +257,18 @@ def test_spawned_workers_that_persist_start_once_and_are_the_same_in_every_pass(
     assert report.states["input_wait"] >= starts[0] > max(starts[1:])
     counts = watch._recorder.fetches
     assert counts.worker_fetches == 21, "18 batches, and three ends that were found"
+
+
+def test_the_use_of_the_cpu_of_workers_that_live_for_a_second_is_known(watch: Watch) -> None:
+    """They were sampled every two seconds: of passes that are as short nothing was known but the wait."""
+    for _ in range(3):
+        for _batch in watch.steps(DataLoader(Numbers(48, 0.05), batch_size=1, num_workers=2)):
+            pass
+    pids = watch._publisher.accounts.loader.worker_pids
+    times = watch._publisher.accounts.watcher.workers.times
+    assert len(pids) == 2 and all(len(times[pid]) >= 2 for pid in pids)
+    window, _, _ = watch._publisher._window(closed=True)
+    assert window.worker_cpu_ratios is not None and max(window.worker_cpu_ratios) < 0.5
 
 
 def test_the_queue_of_ready_batches_tells_workers_that_keep_up_from_those_that_do_not() -> None:

@@ -22,7 +22,7 @@ from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
-from gpuwatch.host.frames import RECEIVING
+from gpuwatch.host.frames import ELSEWHERE, RECEIVING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER
 
 _EXPLAINED = ("burst_every_n", "input_unexplained")
@@ -89,7 +89,7 @@ class InputWait:
 
     def plan(self, on_cpu: bool) -> Plan:
         """Return the workers that feed the step. They do not run what is around the loader's own fetch."""
-        around = self.window.around_place if self.window.workers == 0 else None
+        around = self.window.around_place if on_cpu and self.window.workers == 0 else None
         wait_s = (self.step.wait_s - self.others_s) * (1 - (around.ratio if around else 0.0))
         rest_s = self.step.rest_s + self.step.wait_s - wait_s
         return plan(self.window, wait_s, rest_s, on_cpu=on_cpu, hidden_s=self.step.hidden_s)
@@ -161,7 +161,7 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
     text = "{} of a fetch is CPU work (decoding, augmentation)"
     if not computes:
         text = "only {} of a fetch is CPU work: the rest is waiting for the disk, the network or a lock"
-    around = window.around_place
+    around = window.around_place if computes else None  # else it may wait for a thread that takes the loader's batches
     if around is not None and around.ratio >= 0.5:
         advice = f"make {around.function} cheaper, or call it in the dataset or collate_fn, and use loader workers: they do not run code around the loader"
         evidence = (
@@ -431,7 +431,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: the rest is waiting"
         evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window.fetch_place)
         if place is not None and place.ratio >= 0.5:
-            title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
+            where = "" if place.function.endswith(ELSEWHERE) else ", in the training thread"
+            title = f"training waits for data: most of a fetch is in {place.function}{where}"
         inside = window.loader.dataset and f" (no DataLoader was found inside {window.loader.dataset})"
         advice = f"prepare batches in the background: a DataLoader with num_workers{inside or ''}, or a prefetch thread"
         if not computes:

@@ -86,6 +86,7 @@ class TorchHooks:
         self._torch_hook: Any | None = None  # notes torch's steps where another framework computes too
         self._bounded = False
         self.optimizer = OptimizerSteps(recorder, self._begin_optimizer_step)
+        self._compiling.on_begin, self.optimizer.on_compiler = self.optimizer.compiles, self._compiling.install
         self.communication = CommunicationWatch(recorder)
         self._streams = StreamWaits(recorder)
         self._breakdown = Breakdown(recorder, breakdown)

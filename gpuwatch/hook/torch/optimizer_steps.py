@@ -12,7 +12,7 @@ from threading import get_ident
 from typing import Any, Literal
 
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
-from gpuwatch.hook.torch.patches import remove_hooks
+from gpuwatch.hook.torch.patches import Patches, remove_hooks
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
@@ -39,6 +39,10 @@ class OptimizerSteps:
         self._bare = 0  # passes without gradients in this wait
         self._with_teacher = 0  # steps in a row that begin with a teacher's
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
+        self._is_hidden = False  # a compiled function calls the model
+        self._compiled: Any = None  # the class of compiled models, once it is prepared for hooks
+        self._patches = Patches()
+        self.on_compiler: Callable[[], None] = lambda: None  # called when it is there, before hooks are added
         self._owner = object()
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
@@ -55,6 +59,7 @@ class OptimizerSteps:
         remove_hooks(self._hooks)
         remove_hooks(self._first_hooks)
         self._leave_forward()
+        self._patches.restore()
 
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
@@ -77,8 +82,8 @@ class OptimizerSteps:
         """A pass has its first batch; `evaluates` can tell after its first step whether it is an evaluation."""
         remove_hooks(self._first_hooks)
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
-        if self.count:
-            register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
+        if self.count and (modules := self._modules()) is not None:
+            register = modules.register_module_forward_pre_hook
             self._first_hooks.append(register(lambda module, _: self._guarded(self._note_call, module)))
 
     def evaluates(self, of_pass: object) -> bool:
@@ -129,7 +134,7 @@ class OptimizerSteps:
         is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
             return  # a step of a watched loop, or a declared one
-        is_bare = owner is self._owner and bool(self._forward_hooks)  # no module was called since the last one
+        is_bare = owner is self._owner and (self._is_hidden or bool(self._forward_hooks))  # no call was seen since
         if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
             return  # or one more optimizer of the same step
         is_pythons = get_ident() in getattr(threading, "_active", {})  # another one cannot claim the recorder
@@ -144,15 +149,50 @@ class OptimizerSteps:
             if len(self._hooks) == 1:
                 self._hooks.append(at_each_optimizer_step(lambda *_: self._guarded(self._begin_bare), "pre"))
         recorder.end_step(now)
-        recorder.begin_step(self._owner, now)
+        recorder.begin_step(self._owner, now, by_optimizer=True)
         self._bounded_by = optimizer
-        if not is_bare:
+        if not is_bare and not self._is_hidden:
             recorder.begin_part(DATA_WAIT, now)
-        modules = sys.modules["torch.nn.modules.module"]
-        self._forward_hooks = [
-            modules.register_module_forward_pre_hook(lambda module, _: self._guarded(self._begin_forward, module)),
-            modules.register_module_forward_hook(lambda module, *_: self._guarded(self._end_forward, module)),
-        ]
+        self._await_forward()
+
+    def _modules(self) -> Any:
+        """Return torch's functions that add hooks of modules; None where a compiled function calls the model: torch would compile it again with each."""
+        compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+        if compiled is not self._compiled:
+            self._compiled = compiled
+            self.on_compiler()
+            self._patches.wrap(compiled, "__call__", self._call_compiled)
+        return None if self._is_hidden else sys.modules["torch.nn.modules.module"]
+
+    def _await_forward(self) -> None:
+        if (modules := self._modules()) is not None:
+            self._forward_hooks = [
+                modules.register_module_forward_pre_hook(lambda module, _: self._guarded(self._begin_forward, module)),
+                modules.register_module_forward_hook(lambda module, *_: self._guarded(self._end_forward, module)),
+            ]
+
+    def _call_compiled(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a model that is compiled as a whole without hooks: torch warns of them, and would compile it again."""
+        if self._recorder.thread != get_ident():
+            return original(module, *args, **kwargs)
+        for hooks, call in ((self._first_hooks, self._note_call), (self._forward_hooks, self._begin_forward)):
+            if hooks:
+                self._guarded(call, module)
+        awaited = remove_hooks(self._forward_hooks)  # it is a pass without gradients
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            if awaited:
+                self._guarded(self._end_forward, module)
+                self._guarded(self._await_forward)
+
+    def compiles(self) -> None:
+        """Torch compiles a function: if that was to call a model, steps have no wait from now on, and passes are not known to be evaluations."""
+        if self._recorder.thread == get_ident() and (self._forward_hooks or self._first_hooks):
+            self._is_hidden = True
+            remove_hooks(self._first_hooks)
+            if self._forward_hooks:
+                self._guarded(self._compute, self._recorder.clock())
 
     def _begin_forward(self, module: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
@@ -177,8 +217,12 @@ class OptimizerSteps:
             self._with_teacher = self._with_teacher + 1 if teaches else 0
         else:
             self._with_teacher = 0
-        self._bare = 0
-        level, self._level = self._level, 0
+        self._compute(now)
+
+    def _compute(self, now: int) -> None:
+        """The open step computes from now on."""
+        recorder, level = self._recorder, self._level
+        self._bare = self._level = 0
         if level:
             recorder.exit(level, now)
         self._leave_forward()

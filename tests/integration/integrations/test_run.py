@@ -135,6 +135,90 @@ def test_a_thread_that_makes_an_optimizer_is_watched_and_its_end_is_the_runs(tmp
     assert "64 steps" in done.err
 
 
+ELSEWHERE = """
+import multiprocessing, threading, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(batch):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+def train(loads):
+    if loads:
+        for _ in range(2):
+            for batch in torch.utils.data.DataLoader(torch.ones(64, 4), batch_size=2):
+                step(batch)
+    else:
+        for _ in range(65):
+            time.sleep(0.003)
+            step(torch.ones(2, 4))
+"""
+IN_A_THREAD = (
+    ELSEWHERE
+    + """
+thread = threading.Thread(target=train, args=(True,))
+thread.start()
+thread.join()
+"""
+)
+IN_A_FORK = (
+    ELSEWHERE
+    + """
+process = multiprocessing.get_context("fork").Process(target=train, args=(False,))
+process.start()
+process.join()
+raise SystemExit(process.exitcode + 5)
+"""
+)
+
+
+FED = (
+    ELSEWHERE
+    + """
+import queue
+held = queue.Queue(1)
+def take(count):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(count):
+        step(held.get())
+def taking():
+    for _ in range(2):
+        thread = threading.Thread(target=take, args=(32,))
+        thread.start()
+        thread.join()
+trainers = threading.Thread(target=taking)
+trainers.start()
+for batch in torch.utils.data.DataLoader(torch.ones(128, 4), batch_size=2):
+    time.sleep(0.005)
+    held.put(batch)
+trainers.join()
+"""
+)
+
+
+def test_a_run_does_not_end_with_a_thread_that_the_main_ones_loop_feeds(tmp_path: Path) -> None:
+    """It was closed in the first thread that made a step, at its end: that took a second, and half of the steps were another run."""
+    done = run(tmp_path, [sys.executable, "-c", FED])
+    (totals,) = done.totals
+    assert (done.code, totals.steps, totals.samples) == (0, 64, 128), done.err
+
+
+def test_a_thread_that_uses_another_ones_optimizer_is_watched(tmp_path: Path) -> None:
+    """A window's program: the main thread has made model and optimizer. What trains is known from the optimizer's first step on."""
+    done = run(tmp_path, [sys.executable, "-c", IN_A_THREAD])
+    (totals,) = done.totals
+    assert done.code == 0 and 31 + 32 - 1 <= totals.steps <= 31 + 32, done.err
+    assert totals.samples == 64 and "no training step was seen" not in done.err
+
+
+def test_a_training_in_a_forked_process_has_an_end_and_a_verdict(tmp_path: Path) -> None:
+    """multiprocessing ends such a process without what is registered with atexit: nothing was printed, and the agent lost it."""
+    done = run(tmp_path, [sys.executable, "-c", IN_A_FORK])
+    (totals,) = done.totals
+    assert (done.code, totals.steps) == (5, 64), done.err
+    assert done.err.count("64 steps of") == 1
+
+
 OWN_LOADERS = """
 import time, torch
 class Augmented(torch.utils.data.DataLoader):

@@ -7,6 +7,7 @@ import itertools
 import queue
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +80,17 @@ def test_what_follows_a_warm_up_step_is_no_wait_of_the_loop_that_comes(training:
     assert states == {"startup": 40, "other": 3000, "input_wait": 24, "compute": 40}
     assert training.watch.report().steps == 4
     assert not training.watch.session.publisher.accounts.bounded_by_optimizer
+
+
+def test_a_warm_up_on_noise_says_nothing_about_the_loop_that_follows(training: Training) -> None:
+    """ "No DataLoader is watched" was the cause of a starved loop that began with five steps on random tensors."""
+    training.step(1, 10, loops=5)
+    assert training.watch.session.publisher.accounts.bounded_by_optimizer
+    for _ in training.watch.steps(training.batches(20, 30)):
+        training.step(0, 10)
+    training.states_ms()
+    window, _, _ = training.watch._publisher._window(closed=True)
+    assert not window.bounded_by_optimizer and window.mean_step.steps == 4 + 20 - 1
 
 
 def test_passes_without_gradients_are_an_evaluation(training: Training) -> None:
@@ -285,6 +297,39 @@ def test_the_loader_of_a_thread_that_feeds_a_queue_is_found(
             pass
         thread.join()
     assert loader_settings(iter([1]), None).num_workers is None, "the thread has ended"
+
+
+def test_the_loader_whose_batches_another_thread_takes_is_known(training: Training) -> None:
+    """`pool.submit(next, batches)`, one batch ahead: the iterator was made by the training thread."""
+    batches = iter(training.watch.steps(DataLoader(torch.zeros(64, 2), batch_size=4)))
+    thread = threading.Thread(target=next, args=(batches,))
+    thread.start()
+    thread.join()
+    training.step(5, 10, loops=12)
+    window, _ = training.watch.session.publisher.accounts.window(training.clock())
+    assert window.bounded_by_optimizer and (window.workers, window.loader.dataset) == (0, "Tensor")
+
+
+class Miscounted(torch.utils.data.IterableDataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.zeros(8, 2))
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_of_a_length_that_is_wrong_torch_warns_only_those_who_ask_for_it(training: Training, asks: bool) -> None:
+    """Two workers that each yield all data, say: gpuwatch's own question made torch warn in every later pass."""
+    loader = DataLoader(Miscounted(), batch_size=1)
+    watched: Any = training.watch.steps(loader)
+    if asks:
+        assert len(loader) == 4
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert [sum(1 for _ in watched) for _ in range(2)] == [8, 8]
+    assert any("Length of IterableDataset" in str(each.message) for each in said) == asks
+    assert training.watch.session.publisher.accounts.loader.batches == 4
 
 
 class Endless(torch.utils.data.IterableDataset[Any]):

@@ -9,6 +9,9 @@ import queue
 import sys
 import threading
 import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,8 @@ import pytest
 import torch
 
 from gpuwatch.hook.publisher import Publisher, _fork_waits
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.requests import Request, Requests
 from gpuwatch.host.frames import (
     AROUND,
     OWN,
@@ -27,7 +32,9 @@ from gpuwatch.host.frames import (
     interrupting,
     is_users,
     may_be_users,
+    stacks,
 )
+from gpuwatch.ledger.events import DATA_WAIT
 
 
 def slow_read(done: threading.Event) -> None:
@@ -315,7 +322,7 @@ def test_what_a_fetch_does_around_torchs_own_is_known(file: str) -> None:
     thread = threading.Thread(target=loader["fetch"])
     thread.start()
     for _ in range(8):
-        frames.sample(thread.ident, "fetch", is_fetch=True)
+        frames.sample(thread.ident, DATA_WAIT)
     done.set()
     thread.join()
     around = frames.most_frequent(AROUND)
@@ -346,13 +353,13 @@ def test_receiving_a_batch_from_another_process_is_no_wait_for_it(objects: int, 
         for _ in range(40):
             time.sleep(0.01)
             with interrupting():
-                frames.sample(thread.ident, "fetch", is_fetch=True)
+                frames.sample(thread.ident, DATA_WAIT)
     finally:
         done.set()
         thread.join()
         worker.kill()
         worker.join()
-    place = frames.most_frequent("fetch")
+    place = frames.most_frequent(DATA_WAIT)
     assert (place is not None and place.function == RECEIVING and place.ratio > 0.5) == receives
 
 
@@ -385,3 +392,92 @@ def test_a_package_of_models_is_torchs_and_a_function_that_reads_a_clock_may_wai
     assert frames.most_frequent("step") is not None
     place = frames.most_frequent("python")
     assert (place is not None and place.ratio > 0.5) == named, "the first sample may find its caller"
+
+
+def render(done: threading.Event) -> bool:
+    time.sleep(0.01)
+    return not done.is_set()
+
+
+def test_a_fetch_that_waits_for_another_thread_is_where_that_is() -> None:
+    """By a queue and by a future; a thread that gives nothing to others is none of them."""
+    for by_future in (False, True):
+        done, frames, held = threading.Event(), OwnFrames(), queue.Queue[bool](2)
+
+        def fill(done: threading.Event = done, held: queue.Queue[bool] = held) -> None:
+            while render(done):
+                held.put(True)
+
+        def train(done: threading.Event = done, held: queue.Queue[bool] = held, by_future: bool = by_future) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                while not done.is_set():
+                    pool.submit(render, done).result() if by_future else held.get()
+
+        def monitor(done: threading.Event = done) -> None:
+            while not done.is_set():
+                time.sleep(0.001)
+
+        targets = [monitor, train] + [fill] * (not by_future)
+        threads = {target: threading.Thread(target=target) for target in targets}
+        for thread in threads.values():
+            thread.start()
+        for _ in range(60):
+            frames.sample(threads[train].ident, "data_wait")
+            frames.sample(threads[train].ident, "step")
+            time.sleep(0.003)
+        place = frames.most_frequent("data_wait")
+        done.set()
+        held.put(True)
+        for thread in threads.values():
+            thread.join()
+        assert place is not None and place.function == "render, in another thread" and place.ratio > 0.3
+        in_step = frames.most_frequent("step")
+        assert in_step is not None and in_step.function.endswith("train"), "a step that waits is not explained so"
+
+
+def test_stacks_are_of_all_other_threads_innermost_first() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=other, args=(done,))
+    thread.start()
+    try:
+        while len(stack := stacks().get(thread.ident or 0, [])) < 6:
+            pass
+        found = stacks()
+    finally:
+        done.set()
+        thread.join()
+    assert threading.get_ident() not in found
+    assert [name for name, file, _ in stack if file == __file__] == ["slow_read", "other"]
+    line = next(line for name, _, line in stack if name == "other")
+    assert Path(__file__).read_text().splitlines()[line - 1].strip() == "slow_read(done)"
+
+
+class Tensor:
+    """Something large."""
+
+
+def test_samples_of_all_stacks_keep_nothing_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two samples the frames of the last one kept their variables: of a step, its activations."""
+    sampled, freed = threading.Event(), threading.Event()
+
+    def pause(_: float) -> None:
+        sampled.set()
+        freed.wait(20)
+
+    def step() -> weakref.ref[Tensor]:
+        large = Tensor()
+        thread.start()
+        assert sampled.wait(20)
+        return weakref.ref(large)
+
+    monkeypatch.setattr("gpuwatch.hook.requests.time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+    requests = Requests(Recorder(), False, lambda doing, error: None)
+    request = Request(os.getpid(), seconds=0.05, rate_hz=50)
+    thread = threading.Thread(target=requests._sample, args=(request, str(tmp_path / "answer")))
+    alive = step()
+    try:
+        assert alive() is None
+    finally:
+        freed.set()
+        thread.join()
+    assert b"test_samples_of_all_stacks" in (tmp_path / "answer").read_bytes()

@@ -36,6 +36,10 @@ def test_workers_are_not_advised_for_what_is_done_around_the_loader() -> None:
     assert finding is not None and finding.title == "the training thread itself works in a fetch, in jitter"
     assert "collate_fn" in finding.advice and "num_workers" not in finding.advice
     assert finding.predicted_range is None and finding.predicted_speedup == pytest.approx(2.5)  # without any wait
+    waits = input_single_process(replace(around, fetch_cpu_ratio=0.1))
+    assert waits is not None and "num_workers=" in waits.advice, (
+        "for a thread that takes the loader's batches, it may be"
+    )
     # of a fetch of 60 ms a third stays where it is: 60 ms of rest, and one worker is enough
     some = input_single_process(replace(around, around_place=Place("sample", "data.py", 5, 1 / 3)))
     assert some is not None and "num_workers=1," in some.advice
