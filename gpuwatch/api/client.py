@@ -226,10 +226,6 @@ class Client(JsonServer):
         """Return the jobs of the node over all their attempts."""
         return self.ask("/api/v1/jobs", api.Jobs).jobs
 
-    def active_findings(self) -> Sequence[api.Finding]:
-        """Return the active findings of all runs and GPUs."""
-        return self.ask("/api/v1/findings", api.Findings).findings
-
     def findings(self, run: str) -> Sequence[api.Finding]:
         """Return all findings of a run's ranks, past ones too, oldest first."""
         return self.ask(f"/api/v1/runs/{quote(run, safe='')}/findings", api.Findings).findings

@@ -38,15 +38,7 @@ _STEPS_KEPT = 2048
 _PYTHON = "python"  # the part of a step in which it runs Python code that is not torch's
 _FIRST = "first wait"  # the wait for the run's first batch
 _GAP = "gap"  # what the training thread does between two forward passes without gradients
-_PLACES = {
-    "first": _FIRST,
-    "fetch": DATA_WAIT,
-    "step": IN_STEP,
-    "gap": _GAP,
-    "between": BETWEEN,
-    "python": _PYTHON,
-    "around": AROUND,
-}
+_PLACES = dict(first=_FIRST, fetch=DATA_WAIT, step=IN_STEP, gap=_GAP, between=BETWEEN, python=_PYTHON, around=AROUND)
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
 _MOST_FEEDS = 8

@@ -114,7 +114,7 @@ class Watch:
             atexit.register(self._at_exit)
             processes = sys.modules.get("multiprocessing.process")
             if processes is not None and processes.parent_process() is not None:  # a forked one ends without the former
-                sys.modules["multiprocessing.util"].Finalize(None, _end_all, exitpriority=0)
+                sys.modules["multiprocessing.util"].Finalize(None, self._at_exit, exitpriority=0)
 
     @property
     def identity(self) -> Identity:
@@ -311,11 +311,6 @@ def open_session() -> Session | None:
 def is_set(name: str) -> bool:
     """Whether an environment variable is set to anything but 0, false or no."""
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no")
-
-
-def _end_all() -> None:
-    for each in list(open_watches):
-        each._at_exit()
 
 
 def _read_config(path: Path) -> None:

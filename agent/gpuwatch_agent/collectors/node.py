@@ -4,8 +4,9 @@ import contextlib
 import errno
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from gpuwatch.config import AgentSettings
@@ -192,19 +193,15 @@ def infiniband(roots: Roots) -> Iterable[Sample]:
     folder = roots.sysfs / "class" / "infiniband"
     if not folder.is_dir():
         raise NoData(f"{folder} does not exist here: no InfiniBand or RoCE")
-    samples = [sample for port in sorted(folder.glob("*/ports/*")) for sample in _of_port(port)]
-    if not samples:
-        raise NoData(f"{folder} lists no port with counters")
-    return samples
-
-
-def _of_port(port: Path) -> Iterator[Sample]:
-    labels = (port.parents[1].name, port.name)
-    for file, (metric, unit) in _COUNTERS.items():
+    samples = []
+    for port, (file, (metric, unit)) in product(sorted(folder.glob("*/ports/*")), _COUNTERS.items()):
         with contextlib.suppress(NoData, OSError):  # EINVAL from a port that is down, on some drivers
             text = read_text(port / "counters" / file).strip()
             if text.isdigit():  # not "N/A (no PMA)"
-                yield Sample(metric, int(text) * unit, labels)
+                samples.append(Sample(metric, int(text) * unit, (port.parents[1].name, port.name)))
+    if not samples:
+        raise NoData(f"{folder} lists no port with counters")
+    return samples
 
 
 def agent_process(roots: Roots) -> Iterable[Sample]:

@@ -84,14 +84,11 @@ class WorkerWatch:
         seen.files = None if pid is None else self.table.open_files(pid)
         found = {pid: stat for pid in pids if (stat := self.table.stat(pid)) is not None}
         seen.worker_states = tuple(stat.state for stat in found.values())
-        now = {pid: self._io(pid) for pid in found}
-        for pid, io in now.items():
-            run.worker_io = run.worker_io.grown(io, run.worker_io_seen.get(pid, WorkerIo()))
-        run.worker_io_seen = now
-
-    def _io(self, pid: int) -> WorkerIo:
-        read, written = self.table.read(proc.io_bytes, pid) or (None, None)
-        return WorkerIo(read, written, self.table.read(proc.run_queue_s, pid))
+        before, run.worker_io_seen = run.worker_io_seen, {}
+        for pid in found:
+            read, written = self.table.read(proc.io_bytes, pid) or (None, None)
+            io = run.worker_io_seen[pid] = WorkerIo(read, written, self.table.read(proc.run_queue_s, pid))
+            run.worker_io = run.worker_io.grown(io, before.get(pid, WorkerIo()))
 
     def of(self, run: Run) -> Seen:
         """Return what was seen of a run's processes."""

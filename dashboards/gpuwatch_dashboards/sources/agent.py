@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpuwatch.api import Run, Series
+from gpuwatch.api import Findings, Run, Series
 from gpuwatch.api.client import Client, Get, Params
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.query import Node, Query, Scope, Span, by_number, evaluate
@@ -25,7 +25,7 @@ class AgentSource:
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
         status = self.client.status()
-        found = self.client.active_findings() if status.gpus else ()
+        found = self.client.ask("/api/v1/findings", Findings).findings if status.gpus else ()
         own = tuple(finding for finding in found if finding.run is None)
         gpus = status.gpus and tuple(sorted(status.gpus, key=by_number))
         return Node(**{**msgspec.structs.asdict(status), "gpus": gpus}, findings=own)

@@ -39,7 +39,8 @@ class Breakdown:
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
-        if self._in_backward or recorder.thread != get_ident() or not (recorder.timeline or _is_on_cpu(*args)):
+        is_on_cpu = getattr(args[0] if args else None, "is_cpu", True) and not device_in_use(sys.modules["torch"])
+        if self._in_backward or recorder.thread != get_ident() or not (recorder.timeline or is_on_cpu):
             return original(*args, **kwargs)  # that of a checkpoint inside a backward pass, for example
         try:
             self._in_backward = True
@@ -73,8 +74,3 @@ class Breakdown:
             recorder.log.append((SECTION, section, now))
         if now % METERED == 0:
             recorder.meter.launched(recorder.clock() - now, METERED)
-
-
-def _is_on_cpu(loss: Any = None, *_: Any) -> bool:
-    """Whether the host's clock can time a backward pass of this."""
-    return getattr(loss, "is_cpu", True) and not device_in_use(sys.modules["torch"])

@@ -162,13 +162,6 @@ KNOWN: dict[str, Accepted] = {
 """Every variable that some part of gpuwatch or its compose file reads."""
 
 
-def _accepts(accept: Callable[[str], object], value: str) -> bool:
-    try:
-        return bool(accept(value))
-    except ConfigError:
-        return False
-
-
 def environment(machine: Machine) -> Outcome:
     """GPUWATCH_* variables: names that no part of gpuwatch reads (typos are otherwise silent), and invalid values."""
     ours = {name: value.strip() for name, value in machine.environ.items() if name.startswith("GPUWATCH_")}
@@ -179,8 +172,11 @@ def environment(machine: Machine) -> Outcome:
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, 1, 0.8)
             unknown.append(f"nothing reads {name}" + (f" (did you mean {near[0]}?)" if near else ""))
-        elif value and not _accepts(KNOWN[name][0], value):
-            bad.append(f"{name}={value}: give {KNOWN[name][1]}")
+        elif value:
+            is_valid: object = False
+            with suppress(ConfigError):
+                is_valid = KNOWN[name][0](value)
+            bad += [] if is_valid else [f"{name}={value}: give {KNOWN[name][1]}"]
     if bad or unknown:
         remedy = "correct it, or unset it; docs/guides/doctor.md lists those that are read"
         return (problem if bad else warning)("; ".join(bad + unknown), remedy)
