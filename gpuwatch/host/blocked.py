@@ -117,7 +117,9 @@ class Workers:
             times.append((at_s, cpu_s[pid], queue_s.get(pid)))
             while len(times) > 2 and times[1][0] <= at_s - self._window_s:
                 times.popleft()
-        self.times = now or self.times  # another thread may be reading it
+        if not any(len(times) > 1 for times in now.values()):  # those of a pass before are known better, until then
+            now = {pid: times for pid, times in self.times.items() if len(times) > 1} | now
+        self.times = now  # another thread may be reading it
         self._waits.append([blocked_on(pid, stats[pid].state, procfs) for pid in islice(stats, _MOST_SAMPLED)])
         if cpu_s and (self.private_bytes is None or at_s >= self._memory_due_s):
             self._memory_due_s = at_s + _MEMORY_EVERY_S

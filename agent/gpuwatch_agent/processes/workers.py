@@ -124,7 +124,8 @@ class WorkerWatch:
 
     def count(self, run: Run) -> int:
         """Return how many of the run's workers could be read."""
-        return len(self.of(run).workers.times)
+        last_s = [times[-1][0] for times in self.of(run).workers.times.values()]
+        return last_s.count(max(last_s, default=0.0))  # those of the pass before are kept for a while
 
 
 def _worker_pids(run: Run, table: ProcessTable) -> tuple[int, ...]:

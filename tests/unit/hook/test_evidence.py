@@ -36,6 +36,21 @@ def node(tmp_path: Path) -> Node:
 TICKS = procfs.TICKS_PER_S
 
 
+def test_workers_of_the_pass_before_are_evidence_until_those_of_a_new_one_are_known(node: Node, tmp_path: Path) -> None:
+    watcher = HostWatcher(tmp_path, tmp_path)
+    node.set(0, 0, 0, {11: 0, 12: 0, 13: 0})
+    watcher.sample(100.0, [11])
+    node.set(0, 0, 0, {11: 5 * TICKS, 12: 0, 13: 0})
+    for at_s, pids in ((110.0, [11]), (111.0, [12]), (112.0, [13]), (113.0, [])):
+        watcher.sample(at_s, pids)
+        assert watcher.workers.ratios() == (0.5,)
+    assert set(watcher.workers.times) <= {11, 13}, "they do not add up"
+    watcher.sample(114.0, [13])
+    node.set(0, 0, 0, {13: 2 * TICKS})
+    watcher.sample(116.0, [13])
+    assert watcher.workers.ratios() == (0.5,) and set(watcher.workers.times) == {13}
+
+
 def test_means_over_the_run_and_each_workers_use(node: Node, tmp_path: Path) -> None:
     watcher = HostWatcher(tmp_path, tmp_path)
     node.set(0, 0, 0, {11: 0, 12: 5 * TICKS})
