@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
-_HELLO_EVERY = 2
-_HOST_EVERY = 4
+_HELLO_EVERY, _HOST_EVERY = 2, 4  # ticks
 _SAMPLES_A_TICK, _SAMPLED_OFTEN = 5, 240  # samples of the training thread's place a tick, and in how many first ticks
 
 _CLOSE_S = 0.8
@@ -230,16 +229,14 @@ class Publisher:
 
     def _wait(self, samples: int) -> None:
         """Wait for the next tick, or for the end, and sample the training thread's place meanwhile."""
-        thread, late_s = threading.get_native_id(), 0.0
+        clock, thread = time.perf_counter, threading.get_native_id()
         for _ in range(samples):
-            due_s, queued_s = time.perf_counter() + INTERVAL_S / samples, optional(run_queue_s, thread)
+            due_s, queued_s = clock() + INTERVAL_S / samples, optional(run_queue_s, thread) or 0.0
             with contextlib.suppress(queue.Empty):
                 self._stop.get(timeout=INTERVAL_S / samples)
                 return
-            if (
-                queued_s is not None
-            ):  # a thread that waits for a core is late too, but then no other one has kept the lock
-                late_s = time.perf_counter() - due_s - ((optional(run_queue_s, thread) or queued_s) - queued_s)
+            # One that waits for a core is late too, but then no other one has kept the lock.
+            late_s = clock() - due_s - ((optional(run_queue_s, thread) or 0.0) - queued_s)
             with _fork_waits:
                 self.accounts.sample_frames(late_s)
 

@@ -131,10 +131,12 @@ class OwnFrames:
         place, deepest, names, is_fetch = _place(frame), frame.f_code.co_filename, frame.f_globals, doing is DATA_WAIT
         if is_start and place is None:
             place = _starting(frame)
-        elif is_fetch and place is None and _receives(frame):
-            place = ("", RECEIVING, 0)
         if is_fetch:
-            is_made = any(each.f_code.co_filename.endswith(_FETCH) for each, _ in walk_stack(frame))
+            codes = [each.f_code for each, _ in walk_stack(frame)]
+            gets = any(code.co_name == "get" and code.co_filename.endswith(_QUEUES) for code in codes)
+            if place is None and gets and not any(code.co_name == "_poll" for code in codes):  # what it takes is there
+                place = ("", RECEIVING, 0)
+            is_made = any(code.co_filename.endswith(_FETCH) for code in codes)
             self._places.setdefault(AROUND, Counter())[None if is_made or deepest.endswith(_LOCKS) else place] += 1
         if in_python:
             is_torch = _FRAMEWORKS.search(deepest) or ("torch" in names and _INSTALLED.search(deepest))
@@ -219,13 +221,6 @@ def _starting(frame: FrameType) -> tuple[str, str, int] | None:
     made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
     is_spawned = any(getattr(getattr(each, "_popen", None), "method", "fork") != "fork" for each in made)
     return None if text is None else ("", SPAWNED if is_spawned and text == _WAITS else text, 0)
-
-
-def _receives(frame: FrameType) -> bool:
-    """Whether a thread takes what has come out of a queue between processes, rather than waiting for it to come."""
-    codes = [each.f_code for each, _ in walk_stack(frame)]
-    is_getting = any(code.co_name == "get" and code.co_filename.endswith(_QUEUES) for code in codes)
-    return is_getting and not any(code.co_name == "_poll" for code in codes)
 
 
 def _place(frame: FrameType | None) -> tuple[str, str, int] | None:

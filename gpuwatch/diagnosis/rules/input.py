@@ -161,21 +161,17 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
     text = "{} of a fetch is CPU work (decoding, augmentation)"
     if not computes:
         text = "only {} of a fetch is CPU work: the rest is waiting for the disk, the network or a lock"
+    evidence = measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text)
     around = window.around_place if computes else None  # else it may wait for a thread that takes the loader's batches
     if around is not None and around.ratio >= 0.5:
         advice = f"make {around.function} cheaper, or call it in the dataset or collate_fn, and use loader workers: they do not run code around the loader"
-        evidence = (
-            *measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text),
-            *place_evidence(around),
-        )
-        return wait.finding(
-            f"the training thread itself works in a fetch, in {around.function}", *evidence, advice=advice
-        )
+        title = f"the training thread itself works in a fetch, in {around.function}"
+        return wait.finding(title, *evidence, *place_evidence(around), advice=advice)
     plan = wait.plan(on_cpu=computes)
     return wait.finding(
         "batches are prepared in the training process",
         Evidence("loader workers", 0, "", "num_workers=0"),
-        *measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text),
+        *evidence,
         *place_evidence(window.fetch_place),
         advice=f"DataLoader(num_workers={plan.workers}, persistent_workers=True)",
         plan=plan,

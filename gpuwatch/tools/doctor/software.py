@@ -1,5 +1,6 @@
 """Versions of Python, gpuwatch and what its extras require; the GPUWATCH_* variables."""
 
+import contextlib
 import difflib
 import re
 from collections.abc import Callable
@@ -174,7 +175,7 @@ def environment(machine: Machine) -> Outcome:
             unknown.append(f"nothing reads {name}" + (f" (did you mean {near[0]}?)" if near else ""))
         elif value:
             is_valid: object = False
-            with suppress(ConfigError):
+            with contextlib.suppress(ConfigError):
                 is_valid = KNOWN[name][0](value)
             bad += [] if is_valid else [f"{name}={value}: give {KNOWN[name][1]}"]
     if bad or unknown:
