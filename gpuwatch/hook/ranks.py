@@ -84,7 +84,7 @@ class RankExchange:
 def distributed_models() -> list[Any] | None:
     """Return the DDP models of this process; none where anything was compiled: a hook on a model would be traced into its graph.
 
-    None while torch's compiler is being imported, which an optimizer's first step does.
+    None while torch's compiler is imported, as in an optimizer's first step. By gc.get_objects(), tuples in the making would fail.
     """
     ddp = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
     compiler = sys.modules.get("torch._dynamo.utils")
@@ -93,7 +93,7 @@ def distributed_models() -> list[Any] | None:
         return None
     if ddp is None or (counters is not None and counters["frames"]["total"]):
         return []
-    return [each for each in gc.get_objects() if issubclass(type(each), ddp)]
+    return [each for each in gc.get_referrers(ddp, *ddp.__subclasses__()) if issubclass(type(each), ddp)]
 
 
 def _key(run: str, rank: int) -> str:

@@ -35,7 +35,6 @@ _FRAMEWORKS = re.compile(
     r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
 )
 """Never a user's own package, even where the user's code is an installed package itself."""
-_QUEUES = "/multiprocessing/queues.py"
 _FETCH, _EVERY_S, _WRITE_EVERY = "/torch/utils/data/_utils/fetch.py", 0.05, 8  # of a loader worker that samples itself
 _SLOTS, _SLOT_BYTES = 64, 512  # a worker's (pid, samples in fetches, place) as JSON, in the slot of its pid
 _shared: list[Any] = [mmap(-1, _SLOTS * _SLOT_BYTES)]  # that of spawned workers is the second
@@ -55,8 +54,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
-AROUND = "around"
-"""The samples of fetches with places for those alone that are not within torch's own fetch of a batch, which workers would make."""
+AROUND = "around"  # samples of fetches, with places for those alone that are not within torch's own fetch, which workers would run
 RECEIVING = "receiving and unpickling the batch"
 _WAITS = "the wait for the workers"
 _STARTING = {"/popen_spawn": SPAWNS, "/multiprocessing/": _WAITS, "<frozen importlib": "imports"}
@@ -133,7 +131,7 @@ class OwnFrames:
             place = _starting(frame)
         if is_fetch:
             codes = [each.f_code for each, _ in walk_stack(frame)]
-            gets = any(code.co_name == "get" and code.co_filename.endswith(_QUEUES) for code in codes)
+            gets = any(code.co_name == "get" and code.co_filename.endswith("/queues.py") for code in codes)
             if place is None and gets and not any(code.co_name == "_poll" for code in codes):  # what it takes is there
                 place = ("", RECEIVING, 0)
             is_made = any(code.co_filename.endswith(_FETCH) for code in codes)
@@ -238,7 +236,7 @@ def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
 
 
 def stacks() -> dict[int, list[tuple[str, str, int]]]:
-    """Return (function, file, line) of each frame of all other threads, innermost first, 100 of a thread at most.
+    """Return (function, file, line) of each frame of all other threads (of more than 100 the newest, and the main one), innermost first, 100 of each at most.
 
     No frame object is made, which would keep what is in it alive, and in a forked child belong to a thread that is gone.
     """
@@ -249,6 +247,8 @@ def stacks() -> dict[int, list[tuple[str, str, int]]]:
         file.seek(0)
         _, *parts = _THREAD.split(file.read().decode())
     found = {int(thread, 16): _FRAME.findall(text) for thread, text in zip(parts[::2], parts[1::2], strict=True)}
+    if len(found) >= 100 and (frame := sys._current_frames().get(main := threading.main_thread().ident or 0)):
+        found[main] = [(at.f_code.co_filename, str(line), at.f_code.co_name) for at, line in walk_stack(frame)]
     found.pop(threading.get_ident(), None)
     return {thread: [(name, file, int(line)) for file, line, name in each] for thread, each in found.items() if each}
 

@@ -427,8 +427,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: the rest is waiting"
         evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window.fetch_place)
         if place is not None and place.ratio >= 0.5:
-            where = "" if place.function.endswith(ELSEWHERE) else ", in the training thread"
-            title = f"training waits for data: most of a fetch is in {place.function}{where}"
+            title = f"training waits for data: most of a fetch is in {place.function}"
+            title += ", in the training thread" * (not place.function.endswith(ELSEWHERE))
         inside = window.loader.dataset and f" (no DataLoader was found inside {window.loader.dataset})"
         advice = f"prepare batches in the background: a DataLoader with num_workers{inside or ''}, or a prefetch thread"
         if not computes:

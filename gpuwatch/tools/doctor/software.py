@@ -174,10 +174,10 @@ def environment(machine: Machine) -> Outcome:
             near = difflib.get_close_matches(name, KNOWN, 1, 0.8)
             unknown.append(f"nothing reads {name}" + (f" (did you mean {near[0]}?)" if near else ""))
         elif value:
-            is_valid: object = False
             with contextlib.suppress(ConfigError):
-                is_valid = KNOWN[name][0](value)
-            bad += [] if is_valid else [f"{name}={value}: give {KNOWN[name][1]}"]
+                if KNOWN[name][0](value):
+                    continue
+            bad.append(f"{name}={value}: give {KNOWN[name][1]}")
     if bad or unknown:
         remedy = "correct it, or unset it; docs/guides/doctor.md lists those that are read"
         return (problem if bad else warning)("; ".join(bad + unknown), remedy)

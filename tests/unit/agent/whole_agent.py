@@ -76,7 +76,7 @@ class WholeAgent:
 
     def page(self) -> dict[tuple[str, ...], float]:
         assert self.sampler.snapshot is not None
-        lines = self.sampler.snapshot.page.body(False, False).decode().splitlines()
+        lines = self.sampler.snapshot.page.body(False, False).decode().rstrip("\n").split("\n")
         return {tuple([line.rpartition(" ")[0]]): float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
 
     def value(self, series: str) -> float:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -107,6 +108,30 @@ def test_torch_distributed_that_is_being_imported_is_not_there_yet(monkeypatch: 
     several = exchange(0)
     several.start_if_distributed()
     assert several._thread is None
+
+
+def test_the_search_for_models_fails_no_tuple_that_the_program_is_making() -> None:
+    """By gc.get_objects() it did, in DDP's import of torch._dynamo: SystemError, bad argument to internal function."""
+    done, errors = threading.Event(), []
+
+    def make() -> None:
+        while not done.is_set() and not errors:
+            try:
+                tuple(number for number in range(300))
+            except SystemError as error:
+                errors.append(error)
+
+    thread, usual_s = threading.Thread(target=make), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        for _ in range(20):
+            ranks.distributed_models()
+    finally:
+        sys.setswitchinterval(usual_s)
+        done.set()
+        thread.join()
+    assert not errors
 
 
 def test_ddp_models_are_found_unless_something_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

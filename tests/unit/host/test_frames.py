@@ -462,6 +462,21 @@ class Tensor:
     """Something large."""
 
 
+def test_the_main_thread_s_stack_is_there_among_more_than_a_hundred_threads() -> None:
+    ended, found = threading.Event(), []
+    threads = [threading.Thread(target=ended.wait, daemon=True) for _ in range(110)]
+    for thread in threads:
+        thread.start()
+    asks = threading.Thread(target=lambda: found.append(stacks()))
+    asks.start()
+    asks.join()
+    ended.set()
+    for thread in threads:
+        thread.join()
+    names = [name for name, _, _ in found[0][threading.main_thread().ident or 0]]
+    assert test_the_main_thread_s_stack_is_there_among_more_than_a_hundred_threads.__name__ in names
+
+
 def test_samples_of_all_stacks_keep_nothing_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two samples the frames of the last one kept their variables: of a step, its activations."""
     sampled, freed = threading.Event(), threading.Event()
