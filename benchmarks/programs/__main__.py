@@ -211,11 +211,10 @@ _SEPARATELY = "\n## Run separately\n"
 def separately(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page's last section, of some programs."""
     text = """
-These were run by the same command with their names, and `--once`: no advice was followed. The eighteen of `heldout.py` are the most telling of 70
-programs that were written, with their labels, before gpuwatch had seen any of them. Four of the 70 were given a wrong cause or verdict then, and
-the words were wrong or vague for eight more (workers whose function was not known, a sampler, a straggler's reason, a validation's wait); what was
-wrong has been changed since, so that this section, too, only shows that it stays so. In reinforcement learning *waited* is the share that the
-program's own clock saw in its environment, and *error* that of the first finding, which also has what Python does around it, less that.
+These were run by the same command with their names, and `--once`: no advice was followed. The twenty-one of `unseen.py` were written, with their
+labels, before gpuwatch had seen any of them: thirteen were right then. What was wrong has been changed since, and one label, so that this section
+only shows that it stays so. The same is true of the eighteen of `heldout.py` above, the most telling of 70: four of the 70 were given a wrong cause
+or verdict at first, and the words were wrong or vague for eight more.
 """
     return f"{_SEPARATELY}{text}\n{_figures(rows)}\n\n{_table(rows)}\n\n{_about(rows)}\n"
 
