@@ -238,7 +238,7 @@ class Publisher:
             # One that waits for a core is late too, but then no other one has kept the lock.
             late_s = clock() - due_s - ((optional(run_queue_s, thread) or 0.0) - queued_s)
             with _fork_waits:
-                self.accounts.sample_frames(late_s)
+                self.guard(self.accounts.sample_frames, "sampling the training thread", late_s)
 
     def guard(self, call: Callable[..., object], doing: str = "hooking torch", *arguments: object) -> None:
         """Call something that may fail, for example with a torch that is built differently."""

@@ -151,7 +151,8 @@ class Session:
     def _begin_optimizer_steps(self) -> None:
         """Steps are bounded by an optimizer from now on."""
         self.trained_with_gradients = True
-        self.guard(lambda: self.note_feeding(found := loader_of_a_thread(), found), "reading the loader's settings")
+        if self.publisher.accounts.loader is None:  # else the search of all threads is not needed
+            self.guard(lambda: self.note_feeding(found := loader_of_a_thread(), found), "reading the loader's settings")
         self.start()
 
     def note_feeding(self, loader: Any, iterator: Any) -> None:

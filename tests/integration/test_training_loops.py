@@ -135,7 +135,7 @@ def test_steps_bounded_by_the_optimizer_change_nothing_of_what_is_compiled(kind:
             optimizer.step()
             time.sleep(0.002)
 
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             for _ in range(4):
                 batches = [torch.ones(2, 4)] * 6
@@ -144,21 +144,21 @@ def test_steps_bounded_by_the_optimizer_change_nothing_of_what_is_compiled(kind:
                 with torch.no_grad():
                     for batch in batches[:3]:
                         loss_of(batch)
-        return counter.frame_count, sorted({str(each.message) for each in said})
+        return counter.frame_count, sorted({str(each.message) for each in warned})
 
     from torch._dynamo.eval_frame import OptimizedModule
 
-    bare, said = trained(None)
+    bare, texts = trained(None)
     call = OptimizedModule.__call__
     with Watch(quiet=True, endpoint=NO_AGENT) as watch:
         watch.session.torch_hooks.optimizer.install()
-        compiled, said_then = trained(watch)
+        compiled, texts_then = trained(watch)
         report = watch.report()
-    assert compiled <= bare + (kind == "function that calls it") and said_then == said
+    assert compiled <= bare + (kind == "function that calls it") and texts_then == texts
     assert report.steps == (24 if loader else 22 if kind == "function that calls it" else 23)
     hooks = torch.nn.modules.module
     assert not hooks._global_forward_pre_hooks and not hooks._global_forward_hooks and OptimizedModule.__call__ is call
-    assert trained(None) == (bare, said)
+    assert trained(None) == (bare, texts)
 
 
 # Mixed precision ------------------------------------------------------------------------------------------------------

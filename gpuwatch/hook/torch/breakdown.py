@@ -38,9 +38,9 @@ class Breakdown:
         self._patches.restore()
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        recorder = self._recorder
-        is_on_cpu = getattr(args[0] if args else None, "is_cpu", True) and not device_in_use(sys.modules["torch"])
-        if self._in_backward or recorder.thread != get_ident() or not (recorder.timeline or is_on_cpu):
+        recorder, loss = self._recorder, args[0] if args else None
+        own, torch = not self._in_backward and recorder.thread == get_ident(), sys.modules["torch"]
+        if not (own and (recorder.timeline or (getattr(loss, "is_cpu", True) and not device_in_use(torch)))):
             return original(*args, **kwargs)  # that of a checkpoint inside a backward pass, for example
         try:
             self._in_backward = True

@@ -325,10 +325,10 @@ def test_of_a_length_that_is_wrong_torch_warns_only_those_who_ask_for_it(trainin
     watched: Any = training.watch.steps(loader)
     if asks:
         assert len(loader) == 4
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         assert [sum(1 for _ in watched) for _ in range(2)] == [8, 8]
-    assert any("Length of IterableDataset" in str(each.message) for each in said) == asks
+    assert any("Length of IterableDataset" in str(each.message) for each in warned) == asks
     assert training.watch.session.publisher.accounts.loader.batches == 4
 
 
