@@ -144,6 +144,17 @@ def render_scene(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(size, 784), torch.randint(10, (size,))
 
 
+def train_from(held: queue.Queue[Any], clock: Clock) -> None:
+    step = step_of(mlp())
+    clock.begin()
+    while True:
+        x, y = held.get()
+        if clock.got():
+            return
+        step(x, y)
+        clock.done()
+
+
 @program("outside_torch", says="render_scene")
 def queue_of_rendered_scenes(clock: Clock) -> None:
     """No loader: a thread renders batches into a queue."""
@@ -154,14 +165,7 @@ def queue_of_rendered_scenes(clock: Clock) -> None:
             held.put(render_scene(16))
 
     threading.Thread(target=render_all, daemon=True).start()
-    step = step_of(mlp())
-    clock.begin()
-    while True:
-        x, y = held.get()
-        if clock.got():
-            return
-        step(x, y)
-        clock.done()
+    train_from(held, clock)
 
 
 @program("input_single_process", "outside_torch", says="jpeg|decode|num_workers=0")
@@ -449,17 +453,7 @@ def main_thread_feeds_the_trainer(clock: Clock) -> None:
     """The main thread iterates the loader; a thread that made the optimizer trains on what comes through a queue."""
     held: queue.Queue[Any] = queue.Queue(2)
 
-    def trainer() -> None:
-        step = step_of(mlp())
-        clock.begin()
-        while True:
-            x, y = held.get()
-            if clock.got():
-                return
-            step(x, y)
-            clock.done()
-
-    thread = threading.Thread(target=trainer, daemon=True)
+    thread = threading.Thread(target=train_from, args=(held, clock), daemon=True)
     thread.start()
     for batch in made(jpeg, 32):
         held.put(batch)
