@@ -110,7 +110,8 @@ def main() -> None:
     if options.json:
         Path(options.json).write_text(json.dumps({"costs": costs, "extras": extras}))
     if options.only is None:
-        text = page(costs, extras)
+        kept = PAGE.read_text().partition("## On a GPU")[2].partition("## On the host")[0].strip()
+        text = page(costs, extras, f"## On a GPU\n\n{kept}\n")
         if options.write:
             PAGE.write_text(wrapped(text))
         print(text)

@@ -110,7 +110,7 @@ def wire() -> dict[str, float]:
     for name, count, every_ns in (("at_10000", 40_000, 100_000), ("at_200", 800, 5_000_000)):
         sender = MemorySender()
         watch = gpuwatch.Watch(quiet=True, endpoint=NO_AGENT)
-        watch._publisher.send_buffer.connect = lambda _, sender=sender: sender
+        watch._publisher.send_buffer.connect = lambda *_, sender=sender: sender
         for _ in watch.steps(paced(count, every_ns)):
             pass
         watch.close()

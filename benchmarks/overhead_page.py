@@ -81,32 +81,8 @@ def targets(costs: Costs, extras: Mapping[str, Any]) -> list[str]:
     return table
 
 
-ON_A_GPU = """## On a GPU
-
-```
-make test-cuda-runtime && .venv-cuda/bin/python benchmarks/device_calls.py
-```
-
-Calls of the CUDA runtime that gpuwatch adds to a step with two copies, counted on torch's CUDA build with a simulated runtime (2026-11-22, torch 2.14.1), and what they take by medians
-from real GPUs: record 1.0–2.4 µs, query 0–4, elapsed 3.7, capture check 0.5–1.0. None of them waits for the device.
-
-| | record | query | elapsed | capture check | µs a step: low, middle, high | before |
-|---|---:|---:|---:|---:|---:|---:|
-| the device runs behind the host | 1.5 | 1.2 | 0.5 | 1.5 | 4.1, **7.9**, 11.7 | 17, 41, 65 |
-| the device is starved, steps under 20 ms | 2.3 | 1.1 | 0.5 | 2.3 | 5.2, **9.6**, 14.1 | 22, 48, 74 |
-| short steps: 0.5 ms of work | 2.2 | 1.1 | 0.5 | 2.2 | 5.1, **9.3**, 13.5 | |
-| the device is starved, steps of 25 ms, each measured in detail | 6.0 | 1.5 | 4.0 | 6.0 | 24.0, **32.7**, 41.5 | |
-
-The goal is 10 µs by the middle. It is met for steps under 20 ms that are alike. They were counted on a busy machine, the best of three runs; the others came to 9.2–12 µs, because more
-steps are measured where they vary: with times of the device that vary at random up to the whole wait each step is, at 12.3 µs. Of steps that are alike one in eight is measured, and of the others
-how far the device was behind the host at their end is estimated (a quiet machine: 8.7 µs by the same medians). Steps of 20 ms and more are all measured in detail: 0.13 % of 25 ms.
-The time between two events is read from the CUDA runtime itself, without the two queries that torch's `elapsed_time` makes first. The hook's own Python comes on top: the row of the
-model device below.
-"""
-
-
-def page(costs: Costs, extras: Mapping[str, Any]) -> str:
-    """Return docs/evidence/overhead.md."""
+def page(costs: Costs, extras: Mapping[str, Any], on_a_gpu: str) -> str:
+    """Return docs/evidence/overhead.md; `on_a_gpu` is its section of that title, which another command measures."""
     ours = costs.get("whole_host_timeline")
     unit = ours["added_us"] if isinstance(ours, dict) else None
     bares = sorted(cost["bare_us"] for cost in costs.values() if isinstance(cost, dict) and cost["bare_us"] < 1000)
@@ -120,7 +96,7 @@ def page(costs: Costs, extras: Mapping[str, Any]) -> str:
     memory, wire, loss = (extras.get(name) or {} for name in ("memory", "wire", "loss"))
     return f"""# Overhead of a step
 
-{ON_A_GPU}
+{on_a_gpu}
 ## On the host
 
 ```

@@ -54,6 +54,17 @@ class Work:
         self.optimizer.step()
         return begin, perf_counter_ns()
 
+    def bare(self, watch: Watch, copies: bool = False) -> Loop:
+        """Return the bare loop beside an open Watch, without what that adds to steps that no loader bounds."""
+        plain = self.loop(copies=copies)
+        by_optimizer = watch.session.torch_hooks.optimizer
+
+        def loop(count: int) -> Times:
+            by_optimizer.remove()
+            return plain(count)
+
+        return loop
+
     def batches(self, count: int) -> Iterator[list[torch.Tensor]]:
         batch = self.batch
         return (batch for _ in range(count))
@@ -88,20 +99,26 @@ def clocks_and_queue() -> Pair:
             times.append(step())
         return times
 
-    def bare(count: int) -> Times:
-        times: Times = []
-        step = work.step
-        for _ in range(count):
-            times.append(step())
-        return times
+    return Pair(work.bare(watch), measured, watch.close)
 
-    return Pair(bare, measured, watch.close)
+
+def by_optimizer() -> Pair:
+    """No loader is watched, as under `gpuwatch run`: each step lasts from one optimizer step to the next."""
+    work = Work()
+    watch = Watch(quiet=True, endpoint=NO_AGENT, device_events=False)
+    plain = work.loop()
+
+    def measured(count: int) -> Times:
+        watch.session.torch_hooks.optimizer.install()
+        return plain(count)
+
+    return Pair(work.bare(watch), measured, watch.close)
 
 
 def whole_host_timeline(endpoint: str = NO_AGENT) -> Pair:
     work = Work()
     watch = Watch(quiet=True, endpoint=endpoint, device_events=False)
-    return Pair(work.loop(), work.loop(watch), watch.close)
+    return Pair(work.bare(watch), work.loop(watch), watch.close)
 
 
 def with_an_agent() -> Pair:
@@ -123,7 +140,7 @@ def breakdown() -> Pair:
 def with_copies() -> Pair:
     work = Work()
     watch = Watch(quiet=True, endpoint=NO_AGENT, device_events=False)
-    return Pair(work.loop(copies=True), work.loop(watch, copies=True), watch.close)
+    return Pair(work.bare(watch, copies=True), work.loop(watch, copies=True), watch.close)
 
 
 def contexts() -> Pair:
@@ -140,20 +157,20 @@ def contexts() -> Pair:
                 times.append(step())
         return times
 
-    return Pair(work.loop(), measured, watch.close)
+    return Pair(work.bare(watch), measured, watch.close)
 
 
 def model_device_events() -> Pair:
     work = Work()
     watch = Watch(quiet=True, endpoint=NO_AGENT)
     watch.session.torch_hooks.attach(FakeDevice())
-    return Pair(work.loop(), work.loop(watch), watch.close)
+    return Pair(work.bare(watch), work.loop(watch), watch.close)
 
 
 def cuda_events() -> Pair:
     work = Work("cuda")
     watch = Watch(quiet=True, endpoint=NO_AGENT)
-    return Pair(work.loop(), work.loop(watch), watch.close)
+    return Pair(work.bare(watch), work.loop(watch), watch.close)
 
 
 class SlowWork(Work):
@@ -169,7 +186,7 @@ class SlowWork(Work):
 def at_5_ms() -> Pair:
     work = SlowWork()
     watch = Watch(quiet=True, endpoint=NO_AGENT, device_events=False)
-    return Pair(work.loop(), work.loop(watch), watch.close)
+    return Pair(work.bare(watch), work.loop(watch), watch.close)
 
 
 def five_clocks() -> Pair:
@@ -370,6 +387,7 @@ VARIANTS = (
     Variant("with_an_agent", "gpuwatch: the same, an agent listening", BARE, ours=True),
     Variant("with_copies", "gpuwatch: and two `.to(device)` a step timed", "bare loop, the same copies", ours=True),
     Variant("contexts", "gpuwatch: `step()` and `data()`", BARE, ours=True),
+    Variant("by_optimizer", "gpuwatch: no watched loader, steps by the optimizer", BARE, ours=True),
     Variant("model_device_events", "gpuwatch: events of a model device (a lower bound)", BARE, ours=True),
     Variant("cuda_events", "gpuwatch: CUDA events", BARE, ours=True),
     Variant("breakdown", "gpuwatch: `watch(loader)` with `breakdown=True`", BARE, ours=True),
