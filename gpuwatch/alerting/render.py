@@ -16,7 +16,7 @@ from gpuwatch.errors import ConfigError
 
 TEMPLATES = ("recording.yml", "alerts.yml")
 RUNBOOKS = AlertThresholds.runbooks
-_LEDGER_INTERVAL_S, _BASELINE_INTERVAL_S = 60, 120
+_INTERVALS_S = {"ledger": 60, "baseline": 120}
 """How often groups with windows of minutes and of hours are evaluated. The second is well within the five minutes for which
 Prometheus uses a recorded value: a late evaluation must not restart an alert."""
 _NAME = re.compile(r"\$\{(\w+)\}")
@@ -178,10 +178,10 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
         values[name] = value if isinstance(value, str) else f"{value:g}"
         if name.endswith("_s"):
             values[name.removesuffix("_s")] = duration(value)
-    values["missed"] = duration(_BASELINE_INTERVAL_S)
-    # A group need not wait longer than the window that it reads.
-    values["ledger_interval"] = duration(min(_LEDGER_INTERVAL_S, thresholds.ledger_window_s))
-    values["baseline_interval"] = duration(min(_BASELINE_INTERVAL_S, thresholds.ledger_window_s))
+    values["missed"] = duration(_INTERVALS_S["baseline"])
+    # A group need not wait longer than the window that it reads. What is summed once a window is recorded a whole number of times in it.
+    for group, most_s in (*_INTERVALS_S.items(), ("states", thresholds.ledger_window_s / 3)):
+        values[f"{group}_interval"] = duration(min(most_s, thresholds.ledger_window_s))
     values["own_runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
     values["runbooks"] = (
         values["own_runbooks"] if thresholds.runbooks != RUNBOOKS else RUNBOOKS.replace("127.0.0.1:9478", "${agent}")

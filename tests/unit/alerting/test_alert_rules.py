@@ -18,7 +18,7 @@ from gpuwatch.diagnosis.finding import SEVERITIES, Rule
 from gpuwatch.diagnosis.rules import RULES
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
-from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, TRANSFER
+from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, GPU_STATES, HELD_IDLE, HOST_WAIT, INPUT_WAIT, STALLED, TRANSFER
 from gpuwatch.ledger.timeline import STALL_FLOOR_NS, STALL_MEDIANS
 from gpuwatch.metrics import BY_NAME
 
@@ -54,7 +54,7 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
     )
     starved, condition = rules["GpuStarved"], rules["alert:GpuStarved:value"]
     assert 'run_rank_state:gpuwatch_run_training_seconds:share30s{state="input_wait"} > 0.35\n' in condition["expr"]
-    assert ">= 7.5 * run_rank_state:gpuwatch_run_training_seconds:share30s{state=" in condition["expr"]
+    assert ">= 7.5 * (run_rank_state:gpuwatch_run_training_seconds:share30s{state=" in condition["expr"]
     assert starved["for"] == "5s"
     assert "last_over_time(alert:GpuStarved:value[500ms])" in starved["expr"]
     assert rules["ShmNearlyFull"]["keep_firing_for"] == "500ms"
@@ -87,23 +87,29 @@ def test_by_default_a_runbook_is_that_of_the_alert_s_own_node_where_its_name_is_
 
 
 def test_every_kind_of_gpu_time_is_recorded() -> None:
-    rules = [rule for group in yaml.safe_load(render())["groups"] for rule in group["rules"] if "record" in rule]
-    kinds = {rule["labels"]["kind"] for rule in rules if rule["record"] == "gpu_kind:gpuwatch_gpu_seconds:rate5m"}
-    assert kinds == {"useful", "starved", "idle", "stalled", "all"}
+    rules = [rule for group in groups() for rule in group["rules"] if "record" in rule]
     shares = {rule["record"] for rule in rules if rule["record"].endswith("gpuwatch_gpu_seconds:share5m")}
     assert shares == {"gpu_kind:gpuwatch_gpu_seconds:share5m", "kind:gpuwatch_gpu_seconds:share5m"}
-    of_all, of_kinds = (r["expr"] for r in rules if r["record"].startswith("owner_kind:gpuwatch_gpu_s"))
-    assert '{kind="all"}' in of_all and of_all.endswith("* 0"), "at 0 where it has no time yet"
-    for kind in kinds - {"all"}:
-        assert f'{{kind="{kind}"}}' in of_kinds, "divided among those that share a GPU"
-        assert f'* 0, "kind", "{kind}", "", "")' in of_kinds, "at 0 where none was in it yet"
+    kinds = {
+        rule["labels"]["kind"]: rule["expr"]
+        for rule in rules
+        if rule["record"] == "owner_kind:gpuwatch_gpu_seconds:rate5m"
+    }
+    states = {"all": "", "useful": COMPUTE, "starved": INPUT_WAIT, "idle": HELD_IDLE, "stalled": STALLED}
+    assert kinds.keys() == states.keys()
+    for kind, state in states.items():
+        assert f'{{shared="",state="{state}"}}' in kinds[kind]
+        assert f'{{shared!="",state="{state}"}}' in kinds[kind], "divided among those that share a GPU"
+        assert kinds[kind].endswith("* 0"), "at 0 where it has no time yet"
 
 
 def test_every_state_of_a_gpu_is_recorded_by_owner() -> None:
     rules = [rule for group in groups() for rule in group["rules"]]
-    [states] = [r["expr"] for r in rules if r.get("record") == "owner_state:gpuwatch_gpu_seconds:rate5m"]
-    assert states.count("rate(gpuwatch_gpu_seconds_total[5m])") == 2, "of GPUs of one owner, and of several"
-    assert "by (instance, run, job_id, user, state)" in states
+    by_record = {rule.get("record"): rule["expr"] for rule in rules}
+    read = by_record["owner_shared_state:gpuwatch_gpu_seconds:rate5m"]
+    assert read.count("rate(gpuwatch_gpu_seconds_total[5m])") == 1, "once for GPUs of one owner and of several"
+    states = by_record["owner_state:gpuwatch_gpu_seconds:rate5m"]
+    assert "by (instance, run, job_id, user, state)" in states and 'state!=""' in states
     assert tuple(re.findall(r'"state", "(\w+)", "", ""\)', states)) == GPU_STATES
     training = template("recording.yml")["texts"]["training_states"].split("|")
     assert training == [INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT]
