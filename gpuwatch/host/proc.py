@@ -26,11 +26,21 @@ _NO_DISK = r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d|.*\dp\d+$|(
 _MOST_THREADS = 512
 
 
+def text_in(path: Path | str) -> str:
+    """Return a kernel file's text, in a fifth of the time that `Path.read_text` takes. Raises: OSError."""
+    file, found = os.open(path, os.O_RDONLY | os.O_CLOEXEC), b""
+    try:
+        while part := os.read(file, 1 << 14):
+            found += part
+    finally:
+        os.close(file)
+    return found.decode(errors="replace")  # a command's name may be any bytes
+
+
 def read(path: Path | str, parse: Callable[[str], T]) -> T:
     """Return a file, parsed. Raises: NoData for one that is absent, or not as its documentation says."""
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - in half the time of `Path.read_text`
-            return parse(file.read().decode(errors="replace"))  # a command's name may be any bytes
+        return parse(text_in(path))
     except OSError as error:
         raise NoData(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, IndexError) as error:
@@ -184,6 +194,7 @@ class Stat(NamedTuple):
     threads: int
     start_ticks: int  # clock ticks since boot
     resident_bytes: int  # shared pages included
+    name: str = ""  # of its command
 
     @property
     def alive(self) -> bool:
@@ -195,9 +206,11 @@ def stat(pid: int | str, procfs: Path = PROC) -> Stat:
     """Return a process's state and usage."""
 
     def parse(text: str) -> Stat:
-        state, *rest = text.rpartition(")")[2].split()  # the command's name before it may hold anything
+        before, _, after = text.rpartition(")")  # the command's name before it may hold anything
+        state, *rest = after.split()
         parent, user, system, threads, start, pages = (int(rest[at]) for at in (0, 10, 11, 16, 18, 20))
-        return Stat(state, parent, (user + system) / TICKS_PER_S, threads, start, pages * PAGE_BYTES)
+        cpu_s, name = (user + system) / TICKS_PER_S, before.partition("(")[2].strip()
+        return Stat(state, parent, cpu_s, threads, start, pages * PAGE_BYTES, name)
 
     return read(f"{procfs}/{pid}/stat", parse)
 

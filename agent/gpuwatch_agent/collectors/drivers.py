@@ -171,12 +171,12 @@ class Tier:
 
     def values(self, gpu: GpuDevice) -> list[Value]:
         """Return a GPU's values that are not too old."""
-        found = [self.taken(gpu, name) for name in self._readings]
+        found = [self.taken(gpu.uuid, name) for name in self._readings]
         return [value for taken in found if taken is not None for value in taken[1]]
 
-    def taken(self, gpu: GpuDevice, name: str) -> tuple[float, list[Value]] | None:
+    def taken(self, uuid: str, name: str) -> tuple[float, list[Value]] | None:
         """Return (when it was read, its values); None where that was not, or too long ago."""
-        taken = self._values.get((gpu.uuid, name))
+        taken = self._values.get((uuid, name))
         lifetime_s = _GOOD_FOR_INTERVALS * self._readings[name].interval_s
         return taken if taken is not None and self._clock() - taken[0] <= lifetime_s else None
 
@@ -285,13 +285,12 @@ class DriverCollector:
 
     def processes(self) -> dict[str, tuple[int, ...]]:
         """Return the pids of the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
-        known = [gpu.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu, PROCESSES) is not None]
+        known = [gpu.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu.uuid, PROCESSES) is not None]
         return {uuid: self._processes[uuid] for uuid in known}
 
     def process_list_age_s(self, uuid: str) -> float:
         """Return how old a GPU's process list is, 0 where there is none."""
-        parts = self.parts(self._gpus)
-        taken = next((self.slow.taken(gpu, PROCESSES) for gpu in parts if gpu.uuid == uuid), None)
+        taken = self.slow.taken(uuid, PROCESSES)
         return 0.0 if taken is None else max(0.0, self.clock() - taken[0])
 
     def _count_processes(self, gpu: GpuDevice) -> list[Value]:

@@ -84,7 +84,7 @@ class ProcessTable:
         self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
         self._user = cache(user_name)
-        self._owner = cache(lambda pid, uid, start_ticks: read_owner(procfs / str(pid), self._user(uid)))
+        self._owner = cache(self._owner_now)
         self.groups = cache(
             lambda controller, pid, root=True: tuple(cgroup.folders(controller, procfs, sysfs, pid, root))
         )
@@ -153,7 +153,8 @@ class ProcessTable:
 
     def name(self, pid: int) -> str:
         """Return the process's command name, empty where not known."""
-        return proc.text_of(self.procfs / str(pid) / "comm")
+        stat = self.stat(pid)
+        return "" if stat is None else stat.name
 
     def read(self, reader: Callable[[int, Path], T], pid: int) -> T | None:
         """Return what a reader of `gpuwatch.host.proc` gives for a process; None where it is not readable."""
@@ -161,12 +162,15 @@ class ProcessTable:
 
     def owner(self, pid: int) -> Owner:
         """Return a process's owner as of the last thirty ticks; `NO_OWNER` for one that is gone or not readable."""
+        stat = self.stat(pid)  # a number that is given again is another process's
+        return NO_OWNER if stat is None else self._owner(pid, stat.start_ticks)
+
+    def _owner_now(self, pid: int, start_ticks: int) -> Owner:
+        folder = self.procfs / str(pid)
         try:
-            uid = (self.procfs / str(pid)).stat().st_uid
+            return read_owner(folder, self._user(folder.stat().st_uid))
         except OSError:
             return NO_OWNER
-        stat = self.stat(pid)  # a number that is given again is another process's
-        return self._owner(pid, uid, None if stat is None else stat.start_ticks)
 
     def allowed_cores(self, pid: int) -> int | None:
         """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""

@@ -20,6 +20,8 @@ KEPT = 16  # samples, one a second
 _IDLE_MODES = {"idle", "iowait"}
 _Series = tuple[str, ...]  # its labels' values
 _THROTTLED = "gpuwatch_gpu_throttled"
+THROTTLED = ("power", "thermal", "hardware")
+"""The reasons that are causes. A driver's own, which it has too, are parts of these, or a setting that somebody has made."""
 
 
 class RecentSamples:
@@ -57,8 +59,8 @@ class RecentSamples:
     def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:
         """Return the share of time in which a GPU's clocks were held down, by reason; None where it is not measured."""
         now = self._seen[-1][1].get(_THROTTLED, {}) if self._seen else {}
-        known = [each for each in now if each[:2] == (gpu, uuid)]
-        return {each[2]: self.mean(_THROTTLED, *each) or 0.0 for each in known} or None
+        known = [each for each in THROTTLED if (gpu, uuid, each) in now]
+        return {each: self.mean(_THROTTLED, gpu, uuid, each) or 0.0 for each in known} or None
 
     def cpu_busy_ratio(self) -> float | None:
         """Return the busy share of all cores, waiting for I/O counted as idle."""
