@@ -5,7 +5,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -46,6 +48,10 @@ class DeadlineThread:
         self._pending: Future[Any] | None = None
         self._begin_s = 0.0
 
+    @property
+    def is_idle(self) -> bool:
+        return self._pending is None
+
     def call(self, function: Callable[[], T]) -> T:
         """Return what `function` returns, or raise what it raises.
 
@@ -63,7 +69,9 @@ class DeadlineThread:
         """
         future = self._pending = self._pending or self._begin(function)
         try:
-            if wait((future,), wait_s).done:
+            with suppress(FutureTimeout):  # it returns the work's own
+                future.exception(wait_s)
+            if future.done():
                 self._pending = None
                 result: T = future.result()
                 return result
