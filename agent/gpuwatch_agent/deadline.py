@@ -5,9 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -48,10 +46,6 @@ class DeadlineThread:
         self._pending: Future[Any] | None = None
         self._begin_s = 0.0
 
-    @property
-    def is_idle(self) -> bool:
-        return self._pending is None
-
     def call(self, function: Callable[[], T]) -> T:
         """Return what `function` returns, or raise what it raises.
 
@@ -69,9 +63,7 @@ class DeadlineThread:
         """
         future = self._pending = self._pending or self._begin(function)
         try:
-            with suppress(FutureTimeout):  # it returns the work's own
-                future.exception(wait_s)
-            if future.done():
+            if wait((future,), wait_s).done:
                 self._pending = None
                 result: T = future.result()
                 return result

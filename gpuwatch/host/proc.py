@@ -168,7 +168,7 @@ def parse_network(text: str) -> dict[str, tuple[int, int]]:
     return {name.strip(): (int(counts.split()[0]), int(counts.split()[8])) for name, _, counts in rows}
 
 
-def shm_bytes(path: Path | str = "/dev/shm") -> tuple[int, int]:
+def shm_bytes(path: Path = Path("/dev/shm")) -> tuple[int, int]:
     """Return (size, used) of the /dev/shm at a path; used is size less free blocks, as in df(1). Source: statvfs(3).
 
     Raises: NoData where it is not mounted, and for a file system without a size limit (a tmpfs with size=0).

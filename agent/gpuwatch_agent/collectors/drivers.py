@@ -143,10 +143,6 @@ class Tier:
         # written by the thread entry by entry; an entry is replaced whole, never changed
         self._values: dict[tuple[str, str], tuple[float, list[Value]]] = {}
 
-    @property
-    def is_due(self) -> bool:
-        return any(reading.is_due(self._clock()) for reading in self._readings.values())
-
     def round(self, gpus: Sequence[GpuDevice]) -> tuple[dict[str, Exception], bool]:
         """Read what is due of every GPU; return the errors of those that are lost, by UUID, and whether no answer was doubtful."""
         lost: dict[str, Exception] = {}
@@ -267,8 +263,7 @@ class DriverCollector:
         if not self._expected:
             raise copy.copy(self._failure)  # a kept one would keep the frames of all ticks that raised it
         try:
-            if self.slow.is_due or not self.slow.thread.is_idle:
-                self.slow.thread.offer(self._slow_round, self._slow_wait_s)
+            self.slow.thread.offer(self._slow_round, self._slow_wait_s)
         except TimeoutError as error:
             self.warn(f"{error} ({self.slow.current}); the other values are still read")
         parts = self.parts(self._gpus)

@@ -66,9 +66,9 @@ class _ShmReader:
 
     def _read(self, pids: Sequence[int]) -> Iterator[tuple[int, Shm]]:
         for self._current in pids:
-            path = f"{self._procfs}/{self._current}/root/dev/shm"
+            path = self._procfs / str(self._current) / "root/dev/shm"
             with contextlib.suppress(NoData, OSError):
-                is_hosts = os.stat(path).st_dev == self._host_shm.stat().st_dev  # noqa: PTH116 - for each rank, each second
+                is_hosts = path.stat().st_dev == self._host_shm.stat().st_dev
                 yield self._current, Shm(*proc.shm_bytes(path), is_hosts)
 
 
