@@ -168,7 +168,7 @@ def parse_network(text: str) -> dict[str, tuple[int, int]]:
     return {name.strip(): (int(counts.split()[0]), int(counts.split()[8])) for name, _, counts in rows}
 
 
-def shm_bytes(path: Path = Path("/dev/shm")) -> tuple[int, int]:
+def shm_bytes(path: Path | str = "/dev/shm") -> tuple[int, int]:
     """Return (size, used) of the /dev/shm at a path; used is size less free blocks, as in df(1). Source: statvfs(3).
 
     Raises: NoData where it is not mounted, and for a file system without a size limit (a tmpfs with size=0).
@@ -194,7 +194,6 @@ class Stat(NamedTuple):
     threads: int
     start_ticks: int  # clock ticks since boot
     resident_bytes: int  # shared pages included
-    name: str = ""  # of its command
 
     @property
     def alive(self) -> bool:
@@ -206,11 +205,9 @@ def stat(pid: int | str, procfs: Path = PROC) -> Stat:
     """Return a process's state and usage."""
 
     def parse(text: str) -> Stat:
-        before, _, after = text.rpartition(")")  # the command's name before it may hold anything
-        state, *rest = after.split()
+        state, *rest = text.rpartition(")")[2].split()  # the command's name before it may hold anything
         parent, user, system, threads, start, pages = (int(rest[at]) for at in (0, 10, 11, 16, 18, 20))
-        cpu_s, name = (user + system) / TICKS_PER_S, before.partition("(")[2].strip()
-        return Stat(state, parent, cpu_s, threads, start, pages * PAGE_BYTES, name)
+        return Stat(state, parent, (user + system) / TICKS_PER_S, threads, start, pages * PAGE_BYTES)
 
     return read(f"{procfs}/{pid}/stat", parse)
 

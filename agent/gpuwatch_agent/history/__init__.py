@@ -107,7 +107,7 @@ class History:
         self._inode: int | None = None  # of the file; None: it cannot be opened now (a full disk)
         self._keep_s, self._keep_bytes, self._full_s = keep_s, keep_bytes, full_s
         self._layout_id = lru_cache(1)(self._find_layout)
-        self._last_ms = self._downsampled_ms = 0
+        self._last_ms = 0
         self._failing: set[str] = set()
         self._lock = lock_history(path)
         self.is_behind = self.was_behind = os.fstat(self._lock.fileno()).st_mtime == 0
@@ -140,24 +140,15 @@ class History:
         os.utime(self._lock.fileno(), (0, 0) if behind else None)
         self.is_behind = behind
 
-    def is_downsampled(self, now_s: float) -> bool:
-        """Return whether no minute was past full resolution after the last `downsample`, nor is one since then."""
-        return self._minute_ms(now_s) == self._downsampled_ms
-
-    def downsample(self, now_s: float, groups: int = 8) -> None:
-        """Downsample a few minutes that are past full resolution to one row each; called once a second."""
-        before_ms, failures = self._minute_ms(now_s), self.failures
-        self._count_bad(ticks := self._job("downsampled", lambda: downsample_ticks(self._connection, before_ms)))
+    def downsample(self, now_s: float, groups: int = 40) -> None:
+        """Downsample some minutes that are past full resolution to one row each; called every five seconds."""
+        before_ms = int((now_s - self._full_s) * 1000) // MINUTE_MS * MINUTE_MS
+        self._count_bad(self._job("downsampled", lambda: downsample_ticks(self._connection, before_ms)))
         for _ in range(groups):
             bad = self._job("downsampled", lambda: downsample_steps(self._connection, before_ms))
             if bad is None:
-                if ticks is None and self.failures == failures:
-                    self._downsampled_ms = before_ms
                 return
             self._count_bad(bad)
-
-    def _minute_ms(self, now_s: float) -> int:
-        return int((now_s - self._full_s) * 1000) // MINUTE_MS * MINUTE_MS
 
     def trim(self, now_s: float) -> None:
         """Delete what is older than the retention, and the oldest part of a file that is too large; begin a new one if it was removed."""

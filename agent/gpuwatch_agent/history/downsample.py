@@ -161,11 +161,11 @@ def downsample_steps(connection: sqlite3.Connection, before_ms: int) -> int | No
     return bad
 
 
-def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int | None:
-    """Replace the oldest minute of samples by the last, least and greatest values; return as `downsample_steps`."""
+def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int:
+    """Replace the oldest minute of samples by the last, least and greatest values; return how many rows could not be read."""
     oldest = connection.execute("SELECT min(time_ms) FROM tick").fetchone()[0]
     if oldest is None or oldest >= before_ms:
-        return None
+        return 0
     begin_ms = oldest // MINUTE_MS * MINUTE_MS
     span = (begin_ms, min(before_ms, begin_ms + MINUTE_MS))
     where = "WHERE time_ms >= ? AND time_ms < ?"

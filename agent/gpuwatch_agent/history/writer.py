@@ -48,7 +48,7 @@ class HistoryWriter:
     def tidy(self, now_s: float, trim: bool) -> None:
         """Downsample, and trim if asked to, without waiting for it; while the disk is busy it is left out, and trimmed the next time."""
         self._trim_is_due = self._trim_is_due or trim
-        if not self._hangs and (self._trim_is_due or not self._history.is_downsampled(now_s)):
+        if not self._hangs:
             self._do(lambda: self._tidy(now_s), waits=False)
 
     def _tidy(self, now_s: float) -> bool:

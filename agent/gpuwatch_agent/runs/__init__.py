@@ -25,7 +25,7 @@ from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent.processes.owners import NO_OWNER, Owner
 from gpuwatch_agent.runs import timeline
 from gpuwatch_agent.runs.records import Sender, WorkerIo, add_counters, clock_offset_ns, went_back
-from gpuwatch_agent.runs.timeline import RecentColumns, RecentSteps, Stretch, Trace, read_columns
+from gpuwatch_agent.runs.timeline import RecentColumns, Stretch, Trace, read_columns
 
 SILENCE_NS = 10_000_000_000  # A hook sends twice a second; after so long without a message the time is `unknown`
 GONE_NS = 2_000_000_000  # grace for the last message of a process that has ended
@@ -86,7 +86,9 @@ class Run(msgspec.Struct, eq=False):
     standstill: wire.Standstill | None = None
     heard_ns: int = 0  # when the last message arrived
     restored: bool = False  # nothing was heard of it since this agent started
-    recent_steps: RecentSteps = msgspec.field(default_factory=RecentSteps)  # those of the last minute
+    parts: list[RecentColumns] = msgspec.field(default_factory=lambda: [RecentColumns()])
+    """The steps of the last minute, and after them those of later messages, which `steps` joins: that copies all of them."""
+    kept: tuple[int, int] = 0, timeline.KEPT  # of the steps: since when, and how many at most
     seconds: list[tuple[int, dict[str, int], wire.Counters]] = []
     """(when, time by state, counters) of every second of the last minute."""
     changed: bool = True
@@ -102,7 +104,10 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def steps(self) -> RecentColumns:
-        return self.recent_steps.columns()
+        """The steps of the last minute."""
+        first, *later = self.parts
+        self.parts = [(first.followed_by(later) if later else first).since(*self.kept)]
+        return self.parts[0]
 
     @property
     def ended_well(self) -> bool:
@@ -183,7 +188,8 @@ class Run(msgspec.Struct, eq=False):
         self.seconds.append((now_ns, dict(self.ledger.totals_ns), self.counts))
         while len(self.seconds) > 2 and self.seconds[1][0] <= now_ns - MINUTE_NS:
             del self.seconds[0]
-        self.recent_steps.keep(now_ns - MINUTE_NS, min(timeline.KEPT, timeline.KEPT_OF_ALL // runs))
+        self.kept = now_ns - MINUTE_NS, min(timeline.KEPT, timeline.KEPT_OF_ALL // runs)
+        self._join_many()
         self.trace.most_bytes = min(timeline.KEPT_BYTES, timeline.KEPT_BYTES_OF_ALL // runs)
 
     def recent(self) -> tuple[int, dict[str, int], wire.Counters, wire.Counters]:
@@ -194,6 +200,11 @@ class Run(msgspec.Struct, eq=False):
         _, then, before = (0, dict[str, int](), wire.Counters()) if is_whole else self.seconds[0]
         states = {s: ns - then.get(s, 0) for s, ns in self.ledger.totals_ns.items() if ns > then.get(s, 0)}
         return sum(states.values()), states, self.seconds[-1][2] if self.seconds else before, before
+
+    def _join_many(self) -> None:
+        """Join the steps, and drop those that are not kept, where nobody has read them for long."""
+        if sum(map(len, self.parts)) > 2 * self.kept[1]:
+            self.parts = [self.steps]
 
     def record(self) -> bytes | None:
         """Return what must survive a restart of the agent; None before the first totals."""
@@ -246,7 +257,7 @@ class Run(msgspec.Struct, eq=False):
             sender.offset_ns = offset_ns
             return sender
         sender = self.senders[origin.sender] = Sender(offset_ns, self.boot_id, began_ns=None)
-        self.recent_steps = RecentSteps()
+        self.parts = [RecentColumns()]
         if len(self.senders) > SENDERS_KEPT:
             oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
             self.before = add_counters(self.before, self.senders.pop(oldest).sent)
@@ -291,7 +302,8 @@ class Run(msgspec.Struct, eq=False):
         sender.next_step = message.first_step + count
         steps = read_columns(message.columns, sender.offset_ns)
         if steps:
-            self.recent_steps.add(steps)
+            self.parts.append(steps)
+            self._join_many()
             self.last_step_s = now_s - (now_ns - steps.end_ns[-1]) / 1e9
         return "start_ns" in message.columns
 
@@ -461,7 +473,7 @@ class RunRegistry:
             if number >= self.KEEP_ENDED or now_s - (run.ended_s or 0.0) > self.KEEP_ENDED_S:
                 del self.runs[run.key]
             elif run.seconds and now_s - (run.ended_s or 0.0) > _EVALUATED_AFTER_S:
-                run.recent_steps, run.seconds, run.trace = RecentSteps(), [], Trace()  # its last minute was evaluated
+                run.parts, run.seconds, run.trace = [RecentColumns()], [], Trace()  # its last minute was evaluated
 
     def _ended(self) -> list[Run]:
         over = [run for run in self.runs.values() if run.status != RUNNING and run.ended_s is not None]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import add
+
+from msgspec.structs import astuple
 
 from gpuwatch import wire
 from gpuwatch.diagnosis.window import StepColumns
@@ -33,42 +34,15 @@ class RecentColumns(StepColumns, frozen=True):
     def last_end_ns(self) -> int | None:
         return self.end_ns[-1] if self.end_ns else None
 
+    def followed_by(self, later: Sequence[RecentColumns]) -> RecentColumns:
+        """Return these steps and those of later messages."""
+        added = (chain.from_iterable(getattr(each, name) for each in later) for name in self.__struct_fields__)
+        return RecentColumns(*(column + tuple(new) for column, new in zip(astuple(self), added, strict=True)))
+
     def since(self, moment_ns: int, most: int = KEPT) -> RecentColumns:
         """Return the steps that ended at a moment or later, the last `most` of them."""
         old = max(bisect_left(self.end_ns, moment_ns), len(self.end_ns) - most)
         return RecentColumns(*(getattr(self, name)[old:] for name in self.__struct_fields__)) if old > 0 else self
-
-
-class RecentSteps:
-    """A run's last steps. Its messages' columns are joined when they are read, as that copies all of them: not for each message."""
-
-    def __init__(self) -> None:
-        self._parts: list[RecentColumns] = []
-        self._kept = 0, KEPT  # since when, and how many at most
-
-    @property
-    def last_end_ns(self) -> int | None:
-        return self._parts[-1].last_end_ns if self._parts else None
-
-    def add(self, later: RecentColumns) -> None:
-        """Append a message's steps."""
-        self._parts.append(later)
-        self.keep(*self._kept)
-
-    def keep(self, since_ns: int, most: int = KEPT) -> None:
-        """Drop the steps that ended before a moment, and of the others all but the last `most`; at once only where they are many."""
-        self._kept = since_ns, most
-        if sum(map(len, self._parts)) > 2 * most:
-            self.columns()
-
-    def columns(self) -> RecentColumns:
-        """Return the steps that are kept."""
-        names, joined = RecentColumns.__struct_fields__, self._parts[0] if self._parts else RecentColumns()
-        if later := self._parts[1:]:
-            added = (tuple(chain.from_iterable(getattr(part, name) for part in later)) for name in names)
-            joined = RecentColumns(*map(add, (getattr(joined, name) for name in names), added))
-        self._parts = [joined.since(*self._kept)]
-        return self._parts[0]
 
 
 def _rows(packed: Mapping[str, bytes]) -> Iterable[tuple[int, ...]]:

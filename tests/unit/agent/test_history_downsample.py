@@ -97,21 +97,6 @@ def test_a_turn_does_a_little_at_a_time(history: History) -> None:
     assert (rows(history, "tick_minute"), rows(history, "step_minute")) == (1, 2)
 
 
-def test_what_is_left_to_do_is_known(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer asks before it wakes its thread: nearly always nothing is."""
-    write(history, 240, ranks=3)
-    turns = 0
-    while not history.is_downsampled(BEGIN_S + 240 + 3600):
-        history.downsample(BEGIN_S + 240 + 3600)
-        turns += 1
-    assert (turns, rows(history, "tick"), rows(history, "steps")) == (5, 0, 0), "4 minutes, and a turn that finds none"
-    assert history.is_downsampled(BEGIN_S + 299 + 3600) and not history.is_downsampled(BEGIN_S + 300 + 3600)
-    with monkeypatch.context() as broken:
-        broken.setattr("gpuwatch_agent.history.downsample_ticks", lambda *_: 1 // 0)
-        history.downsample(BEGIN_S + 300 + 3600)
-    assert not history.is_downsampled(BEGIN_S + 300 + 3600), "it is tried again after a failure"
-
-
 @pytest.mark.parametrize("points", [3, 7, 100, 2000])
 def test_counters_keep_their_differences_over_both(history: History, points: int) -> None:
     write(history, 600)

@@ -45,7 +45,7 @@ class Driver(DriverCollector):
 def table(tmp_path: Path) -> ProcessTable:
     for pid in (10, 11, 20, 30):
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (python) S 1 {'0 ' * 20}\n")
+        (tmp_path / str(pid) / "comm").write_text("python\n")
     return ProcessTable(tmp_path)
 
 

@@ -164,6 +164,7 @@ def test_a_command_s_name_may_be_any_bytes(table: ProcessTable, tmp_path: Path, 
     put(tmp_path, 4711)
     folder = tmp_path / "4711"
     (folder / "stat").write_bytes((folder / "stat").read_bytes().replace(b"python", name))
+    (folder / "comm").write_bytes(name + b"\n")
     (folder / "status").write_bytes(b"Name:\t" + name + b"\nNSpid:\t4711\t7\n")
     (folder / "ns").mkdir()
     (folder / "ns/pid").touch()

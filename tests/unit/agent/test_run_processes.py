@@ -214,7 +214,7 @@ def test_group_that_ranks_share_is_told_once(node: Node) -> None:
 
 def test_what_a_process_uses_and_files_that_are_not_as_documented(node: Node) -> None:
     node.put(7, state="R", threads=3, pages=9, read=5, wait_s=2.5)
-    assert stat(7, node.procfs) == Stat("R", 1, 2.9, 3, 77, 9 * PAGE_BYTES, "python) x")
+    assert stat(7, node.procfs) == Stat("R", 1, 2.9, 3, 77, 9 * PAGE_BYTES)
     assert (io_bytes(7, node.procfs), run_queue_s(7, node.procfs)) == ((5, 4), 2.5)
     for name in ("io", "schedstat", "stat"):
         (node.procfs / "7" / name).write_text("x")

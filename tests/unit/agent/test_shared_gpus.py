@@ -33,7 +33,7 @@ def table(tmp_path: Path) -> ProcessTable:
     for pid, name, job in ((10, "python", 7), (11, "python", 7), (20, "python", 8), (30, "nvidia-cuda-mps", 0)):
         directory = tmp_path / str(pid)
         directory.mkdir()
-        (directory / "stat").write_text(f"{pid} ({name}) S 1 {'0 ' * 20}\n")
+        (directory / "comm").write_text(f"{name}\n")
         (directory / "environ").write_bytes(f"SLURM_JOB_ID={job}\0".encode() if job else b"")
     return ProcessTable(tmp_path)
 
@@ -224,7 +224,6 @@ def test_pods_that_share_a_gpu_have_their_names_and_namespaces_from_the_kubelet(
     """Two time-sliced pods of root's, whose environment has no POD_NAMESPACE, use 3 and 1 of 4 kernels for ten seconds."""
     for pid, pod in ((10, "train-0"), (20, "bert-0")):
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (python) S 1 {'0 ' * 20}\n")
         (tmp_path / str(pid) / "environ").write_bytes(f"HOSTNAME={pod}\0".encode())
         uid = f"{pid:08d}-1111-2222-3333-444444444444"
         (tmp_path / str(pid) / "cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/{64 * 'a'}\n")
