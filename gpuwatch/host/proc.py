@@ -157,11 +157,6 @@ def parse_disks(text: str) -> dict[str, Disk]:
     return {row[2]: Disk(int(row[5]) * 512, int(row[9]) * 512, int(row[12]) / 1000) for row in rows}
 
 
-def disks(procfs: Path = PROC) -> dict[str, Disk]:
-    """Return the counters of the node's disks."""
-    return read(f"{procfs}/diskstats", parse_disks)
-
-
 def parse_network(text: str) -> dict[str, tuple[int, int]]:
     """Return (bytes received, bytes sent) by interface, the loopback included. Source: net/dev, proc_pid_net(5)."""
     rows = [line.rpartition(":") for line in text.splitlines()[2:]]

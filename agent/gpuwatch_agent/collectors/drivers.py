@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from statistics import median
 from typing import Any, Literal
 
@@ -65,21 +66,6 @@ class GpuDevice:
             about.append(("gpuwatch_gpu_mig_ratio", self.size_ratio, self.instance))
         key = str(self.index), self.uuid
         return [Sample(metric, value, (*key, *more)) for metric, value, more in (*about, *values)]
-
-
-class WarnOnce:
-    """Logs each message once."""
-
-    def __init__(self) -> None:
-        self._messages: set[str] = set()
-
-    def __call__(self, message: str) -> None:
-        if message not in self._messages:
-            self._messages.add(message)
-            log.warning("%s", message)
-
-    def clear(self) -> None:
-        self._messages.clear()
 
 
 BUDGET_RATIO = 0.01
@@ -219,7 +205,7 @@ class DriverCollector:
         self._failure: Exception = NoData()
         self._retry_due_s = -math.inf
         self._retry_s = _RETRY_FIRST_S
-        self.warn = WarnOnce()
+        self.warn = cache(partial(log.warning, "%s"))  # each message once
         self._processes: dict[str, tuple[int, ...]] = {}
         self.sm_utilization: dict[str, dict[int, float]] = {}
         """By UUID of a GPU with several processes: each one's share of the multiprocessors' time, as of the last poll; none of one without work."""
@@ -285,7 +271,7 @@ class DriverCollector:
 
     def processes(self) -> dict[str, tuple[int, ...]]:
         """Return the pids of the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
-        known = [gpu.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu.uuid, PROCESSES) is not None]
+        known = (gpu.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu.uuid, PROCESSES))
         return {uuid: self._processes[uuid] for uuid in known}
 
     def process_list_age_s(self, uuid: str) -> float:
@@ -333,7 +319,7 @@ class DriverCollector:
         self._expected = max(self._expected, len(found))
         if len(self._gpus) > before:
             log.info("%s lists %s GPUs, driver %s", self.library, len(self._gpus), self._gpus[0].driver)
-            self.warn.clear()  # later failures are logged again
+            self.warn.cache_clear()  # later failures are logged again
         for silent in found:
             if isinstance(silent, str):
                 self.warn(silent)

@@ -189,7 +189,6 @@ class Run(msgspec.Struct, eq=False):
         while len(self.seconds) > 2 and self.seconds[1][0] <= now_ns - MINUTE_NS:
             del self.seconds[0]
         self.kept = now_ns - MINUTE_NS, min(timeline.KEPT, timeline.KEPT_OF_ALL // runs)
-        self._join_many()
         self.trace.most_bytes = min(timeline.KEPT_BYTES, timeline.KEPT_BYTES_OF_ALL // runs)
 
     def recent(self) -> tuple[int, dict[str, int], wire.Counters, wire.Counters]:
@@ -200,11 +199,6 @@ class Run(msgspec.Struct, eq=False):
         _, then, before = (0, dict[str, int](), wire.Counters()) if is_whole else self.seconds[0]
         states = {s: ns - then.get(s, 0) for s, ns in self.ledger.totals_ns.items() if ns > then.get(s, 0)}
         return sum(states.values()), states, self.seconds[-1][2] if self.seconds else before, before
-
-    def _join_many(self) -> None:
-        """Join the steps, and drop those that are not kept, where nobody has read them for long."""
-        if sum(map(len, self.parts)) > 2 * self.kept[1]:
-            self.parts = [self.steps]
 
     def record(self) -> bytes | None:
         """Return what must survive a restart of the agent; None before the first totals."""
@@ -303,7 +297,8 @@ class Run(msgspec.Struct, eq=False):
         steps = read_columns(message.columns, sender.offset_ns)
         if steps:
             self.parts.append(steps)
-            self._join_many()
+            if sum(map(len, self.parts)) > 2 * self.kept[1]:  # nobody has read them for long
+                self.parts = [self.steps]
             self.last_step_s = now_s - (now_ns - steps.end_ns[-1]) / 1e9
         return "start_ns" in message.columns
 
