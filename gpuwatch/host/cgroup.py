@@ -19,10 +19,7 @@ _BYTES = {
     "used": ("memory.current", "memory.usage_in_bytes"),
     "peak": ("memory.peak", "memory.max_usage_in_bytes"),
 }
-KILLS = (
-    "memory.events",
-    "memory.oom_control",
-)  # files of version 2, whose kills include those of groups within, and of version 1
+KILLS = ("memory.events", "memory.oom_control")  # of version 2, with the kills in groups within, and of version 1
 
 
 class Quota(msgspec.Struct, frozen=True):
