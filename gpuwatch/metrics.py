@@ -4,7 +4,7 @@ Base units, `_total` only on counters, ratios 0–1. Labels are bounded: never a
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpuwatch.ledger.states import GPU_STATES
 
@@ -28,8 +28,7 @@ class Metric:
     when: When = "always"
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """One value of one series. `labels` are the values of the metric's labels, in the catalogue's order."""
 
     metric: str

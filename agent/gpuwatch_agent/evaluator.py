@@ -108,21 +108,19 @@ class Evaluator:
         for number, run in enumerate(list(runs.runs.values())):
             with runs.guard(run, "evaluate", now_s):
                 held = [account for account in accounts if account.run is run]
-                self._evaluate(run, self._is_due(run, number, now_s), self._host, held, now_ns, now_s)
+                self._evaluate(run, self._is_due(run, number, now_s), held, now_ns, now_s)
         if all_due:
             gpus_by_uuid = {each.uuid: gpu_facts(each, self._node, now_ns, self._trends) for each in accounts}
             owners = {account.uuid: owner_text(account, self._table) for account in accounts}
             found = diagnose(node_window(gpus_by_uuid, owners), self._thresholds) if accounts else []
             self.findings.update("", 0, [finding for finding in found if finding.gpu is not None], now_ns, now_s)
 
-    def _evaluate(
-        self, run: Run, due: bool, host: HostFacts, held: Sequence[GpuAccount], now_ns: int, now_s: float
-    ) -> None:
+    def _evaluate(self, run: Run, due: bool, held: Sequence[GpuAccount], now_ns: int, now_s: float) -> None:
         """Renew a run's view, and if it is due its findings."""
         before = self.views.pop(run.key, None)
         if due or before is None:
             gpus = tuple(gpu_facts(account, self._node, now_ns, self._trends) for account in held)
-            window = run_window(run, host, gpus, self._workers, now_ns, self._ranks.get(run.run, ()))
+            window = run_window(run, self._host, gpus, self._workers, now_ns, self._ranks.get(run.run, ()))
             recent = recent_view(run, window)
             mfu_ratio = None if recent is None else recent.mfu_ratio
             window = replace(window, mfu_ratio=mfu_ratio, may_wait_for_phase=run.run in self._in_phase)

@@ -21,6 +21,7 @@ from gpuwatch_agent.gpus.readings import gpu_owner
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
+from gpuwatch_agent.runs.window import THROTTLED
 
 _COUNTERS = {
     "gpuwatch_steps_total": ("steps", None),
@@ -161,8 +162,8 @@ def finding_samples(tracker: FindingTracker, runs: list[Run]) -> Iterator[Sample
     yield from (Sample("gpuwatch_finding_info", 1, (*key, brief)) for key, brief in briefs.items())
 
 
-_STANDARD_REASONS = {"power", "thermal", "hardware"}
 _WHEN = {name: metric.when for name, metric in BY_NAME.items()}
+_OWNED = {name for name, metric in BY_NAME.items() if metric.labels[:2] in (RUN, GPU)}
 _LEDGERS = {
     "gpuwatch_ledger_watermark_timestamp_seconds": "gpuwatch_run_seconds_total",
     "gpuwatch_gpu_ledger_watermark_timestamp_seconds": "gpuwatch_gpu_seconds_total",
@@ -180,7 +181,7 @@ def standard(samples: Iterable[Sample]) -> Iterator[Sample]:
     for sample in samples:
         name = sample.metric
         unused = _WHEN[name] == "full" or (_WHEN[name] == "counted" and not sample.value)
-        if not unused and (name != "gpuwatch_gpu_throttled" or sample.labels[2] in _STANDARD_REASONS):
+        if not unused and (name != "gpuwatch_gpu_throttled" or sample.labels[2] in THROTTLED):
             yield sample
 
 
@@ -193,7 +194,7 @@ class _Group(NamedTuple):
     served: dict[_Series, float]
     waits: int  # so many scrapes must still take `served` as it is
     last: dict[_Series, float]
-    grown: dict[_Series, int]  # the tick at which each value was new
+    grown: Mapping[_Series, int]  # the tick at which each value was new, of what may become quiet
 
 
 class Served:
@@ -243,31 +244,30 @@ class Served:
         shown: list[Sample] = []
         found: dict[tuple[str, ...], dict[_Series, float]] = {}
         for sample in samples:
-            name, labels = sample.metric, sample.labels
-            if _WHEN[name] in ("full", "history"):
+            name, value, labels = sample
+            when = _WHEN[name]
+            if when in ("full", "history"):
                 continue
-            if _WHEN[name] == "always" and name not in _LEDGERS:
+            if when == "always" and name not in _LEDGERS:
                 shown.append(sample)
-            elif name != "gpuwatch_gpu_throttled" or labels[2] in _STANDARD_REASONS:
-                whose = labels[:2] if BY_NAME[name].labels[:2] in (RUN, GPU) else ()
-                found.setdefault((_LEDGERS.get(name, name), *whose), {})[name, labels] = sample.value
-        self._groups = {key: self._group(self._groups.get(key), values) for key, values in found.items()}
+            elif name != "gpuwatch_gpu_throttled" or labels[2] in THROTTLED:
+                whose = labels[:2] if name in _OWNED else ()
+                found.setdefault((_LEDGERS.get(name, name), *whose), {})[name, labels] = value
+        self._groups = {key: self._group(key[0], self._groups.get(key), values) for key, values in found.items()}
         served = (each for group in self._groups.values() for each in group.served.items())
         shown += (Sample(name, value, labels) for (name, labels), value in served)
         self._page = Page(shown)
         return self._page
 
-    def _group(self, before: _Group | None, values: dict[_Series, float]) -> _Group:
+    def _group(self, name: str, before: _Group | None, values: dict[_Series, float]) -> _Group:
         last, served, grown = ({}, {}, {}) if before is None else (before.last, before.served, before.grown)
-        grown = {each: grown[each] if value == last.get(each) else self._tick for each, value in values.items()}
-
-        def is_shown(series: _Series, value: float) -> bool:
-            if series[0] in _QUIET:
-                return bool(value) and self._tick - grown[series] < _QUIET_TICKS
-            always = series[0] == "gpuwatch_run_seconds_total" and series[1][2] in _FROM_ZERO
-            return bool(value) or series in served or always
-
-        now = {series: value for series, value in values.items() if is_shown(series, value)}
+        if name in _QUIET:
+            grown = {each: grown[each] if value == last.get(each) else self._tick for each, value in values.items()}
+            quiet = {each for each, tick in grown.items() if self._tick - tick >= _QUIET_TICKS and each[0] == name}
+            now = {each: value for each, value in values.items() if value and each not in quiet}
+        else:
+            zeros = _FROM_ZERO if name == "gpuwatch_run_seconds_total" else ()
+            now = {e: value for e, value in values.items() if value or e in served or (zeros and e[1][-1] in zeros)}
         waits = 0
         if before is not None and self._idle < _SCRAPED_TICKS:
             waits = _TAKES if now.keys() - served.keys() else max(0, before.waits - self._taken)

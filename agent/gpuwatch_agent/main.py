@@ -107,6 +107,7 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         logger.info("agent: %s/metrics, hooks at %s", url, ", ".join(endpoints))
         ready(url)
         gc.freeze()  # what was imported is not searched for garbage again and again
+        gc.set_threshold(20_000, 20)  # nor is a second's samples, of which nothing is in cycles
         notify_systemd("READY=1")
         _end_on_signals(server)
         with contextlib.suppress(KeyboardInterrupt):

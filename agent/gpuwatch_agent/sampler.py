@@ -37,7 +37,7 @@ from gpuwatch_agent.runs.window import RecentSamples
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-_TRIM_EVERY = 60
+_TIDY_EVERY, _TRIM_EVERY = 5, 60
 _CHECK_EVERY, _FIRST_CHECK = 3600, 600  # ticks
 _CLOCK_SET_NS = 1_000_000_000
 _REJECTED = ("malformed", "version", "too_large", "impossible", "too_many_runs")
@@ -102,7 +102,8 @@ class Sampler(Background):
                 self._tick()
                 self.ticked_s = time.monotonic()
             with self._part("history"):
-                self.writer.tidy(self._retention_s(), self._ticks_done % _TRIM_EVERY == 0)
+                if self._ticks_done % _TIDY_EVERY == 0:
+                    self.writer.tidy(self._retention_s(), self._ticks_done % _TRIM_EVERY == 0)
                 if self._ticks_done % _CHECK_EVERY == _FIRST_CHECK and not self.writer.waiting:  # else its disk hangs
                     threading.Thread(target=self._history.check, name="history check", daemon=True).start()
             if last:

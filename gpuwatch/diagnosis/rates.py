@@ -96,8 +96,8 @@ class Peak(NamedTuple):
 DENSE_PEAKS = {
     model: peak
     for models, peak in (
-        ("NVIDIA GB200", Peak(2500e12, 148 * 8192)),
-        ("NVIDIA B200", Peak(2250e12, 148 * 8192)),
+        ("NVIDIA GB300|NVIDIA GB200", Peak(2500e12, 152 * 8192)),
+        ("NVIDIA B300|NVIDIA B200", Peak(2250e12, 148 * 8192)),
         ("NVIDIA H200 NVL|NVIDIA H100 NVL", Peak(835.5e12, 132 * 4096)),
         ("NVIDIA H100 PCIe|NVIDIA H800 PCIe", Peak(756.5e12, 114 * 4096)),
         ("NVIDIA H200|NVIDIA GH200|NVIDIA H100|NVIDIA H800", Peak(989.5e12, 132 * 4096)),
@@ -107,6 +107,7 @@ DENSE_PEAKS = {
         ("NVIDIA A10", Peak(125e12, 72 * 1024)),
         ("NVIDIA A2", Peak(18e12, 10 * 1024)),
         ("NVIDIA L40S", Peak(362e12, 142 * 1024)),
+        ("NVIDIA L40", Peak(181e12, 142 * 512)),
         ("NVIDIA L4", Peak(121e12, 58 * 1024)),
         ("Tesla V100 SXM2", Peak(125e12, 80 * 1024)),
         ("Tesla V100 PCIE", Peak(112e12, 80 * 1024)),
@@ -116,7 +117,7 @@ DENSE_PEAKS = {
     for model in models.split("|")
 }
 """By the begin of the model's name, the first one that fits. Sources: NVIDIA's data sheets, and white papers from Volta to Blackwell. What has
-no counter of tensor activity (GeForce), or is sold with another number of multiprocessors than its data sheet's clock fits, is left out."""
+no counter of tensor activity (GeForce, AMD), no data sheet (H20), or a clock that does not fit its number of multiprocessors is left out."""
 
 
 def dense_peak(model: str) -> Peak | None:

@@ -63,7 +63,7 @@ class HostWatcher:
             io_pressure_s=proc.optional(proc.pressure_s, procfs / "pressure/io"),
             received_bytes=proc.optional(proc.received_bytes, "self", procfs),
             quota=cgroup.quota(cgroup.folders("cpu", procfs, self._sysfs)),
-            disks=proc.optional(proc.disks, procfs),
+            disks=proc.optional(proc.read, f"{procfs}/diskstats", proc.parse_disks),
         )
         self._first = self._first or self._last
         if (shm := proc.optional(proc.shm_bytes, self._shm)) is not None:

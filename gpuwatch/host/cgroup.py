@@ -19,7 +19,7 @@ _BYTES = {
     "used": ("memory.current", "memory.usage_in_bytes"),
     "peak": ("memory.peak", "memory.max_usage_in_bytes"),
 }
-_KILLS = ("memory.events", "memory.oom_control")  # files of versions 2 and 1, as in the table above
+KILLS = ("memory.events", "memory.oom_control")  # of version 2, with the kills in groups within, and of version 1
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -113,13 +113,8 @@ def oom_kills(groups: Sequence[Path]) -> int | None:
 
 def kills_in(folder: Path) -> int | None:
     """Return the OOM kills in one group, in version 2 with its children; None where they are not counted, or the group is gone."""
-    counts = {name: count for file in _KILLS for name, count in _counts(f"{folder}/{file}").items()}
+    counts = {name: count for file in KILLS for name, count in _counts(f"{folder}/{file}").items()}
     return counts.get("oom_kill")
-
-
-def counts_those_within(folder: Path) -> bool:
-    """Return whether a group's kills include those of its children, as in version 2."""
-    return (folder / _KILLS[0]).exists()
 
 
 def memory_bytes(folder: Path, what: Literal["limit", "used", "peak"]) -> int | None:

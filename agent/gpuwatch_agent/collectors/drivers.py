@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from statistics import median
 from typing import Any, Literal
 
@@ -65,21 +66,6 @@ class GpuDevice:
             about.append(("gpuwatch_gpu_mig_ratio", self.size_ratio, self.instance))
         key = str(self.index), self.uuid
         return [Sample(metric, value, (*key, *more)) for metric, value, more in (*about, *values)]
-
-
-class WarnOnce:
-    """Logs each message once."""
-
-    def __init__(self) -> None:
-        self._messages: set[str] = set()
-
-    def __call__(self, message: str) -> None:
-        if message not in self._messages:
-            self._messages.add(message)
-            log.warning("%s", message)
-
-    def clear(self) -> None:
-        self._messages.clear()
 
 
 BUDGET_RATIO = 0.01
@@ -171,12 +157,12 @@ class Tier:
 
     def values(self, gpu: GpuDevice) -> list[Value]:
         """Return a GPU's values that are not too old."""
-        found = [self.taken(gpu, name) for name in self._readings]
+        found = [self.taken(gpu.uuid, name) for name in self._readings]
         return [value for taken in found if taken is not None for value in taken[1]]
 
-    def taken(self, gpu: GpuDevice, name: str) -> tuple[float, list[Value]] | None:
+    def taken(self, uuid: str, name: str) -> tuple[float, list[Value]] | None:
         """Return (when it was read, its values); None where that was not, or too long ago."""
-        taken = self._values.get((gpu.uuid, name))
+        taken = self._values.get((uuid, name))
         lifetime_s = _GOOD_FOR_INTERVALS * self._readings[name].interval_s
         return taken if taken is not None and self._clock() - taken[0] <= lifetime_s else None
 
@@ -219,7 +205,7 @@ class DriverCollector:
         self._failure: Exception = NoData()
         self._retry_due_s = -math.inf
         self._retry_s = _RETRY_FIRST_S
-        self.warn = WarnOnce()
+        self.warn = cache(partial(log.warning, "%s"))  # each message once
         self._processes: dict[str, tuple[int, ...]] = {}
         self.sm_utilization: dict[str, dict[int, float]] = {}
         """By UUID of a GPU with several processes: each one's share of the multiprocessors' time, as of the last poll; none of one without work."""
@@ -285,13 +271,12 @@ class DriverCollector:
 
     def processes(self) -> dict[str, tuple[int, ...]]:
         """Return the pids of the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
-        known = [gpu.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu, PROCESSES) is not None]
+        known = (gpu.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu.uuid, PROCESSES))
         return {uuid: self._processes[uuid] for uuid in known}
 
     def process_list_age_s(self, uuid: str) -> float:
         """Return how old a GPU's process list is, 0 where there is none."""
-        parts = self.parts(self._gpus)
-        taken = next((self.slow.taken(gpu, PROCESSES) for gpu in parts if gpu.uuid == uuid), None)
+        taken = self.slow.taken(uuid, PROCESSES)
         return 0.0 if taken is None else max(0.0, self.clock() - taken[0])
 
     def _count_processes(self, gpu: GpuDevice) -> list[Value]:
@@ -334,7 +319,7 @@ class DriverCollector:
         self._expected = max(self._expected, len(found))
         if len(self._gpus) > before:
             log.info("%s lists %s GPUs, driver %s", self.library, len(self._gpus), self._gpus[0].driver)
-            self.warn.clear()  # later failures are logged again
+            self.warn.cache_clear()  # later failures are logged again
         for silent in found:
             if isinstance(silent, str):
                 self.warn(silent)

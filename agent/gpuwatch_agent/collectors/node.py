@@ -33,7 +33,7 @@ def read_text(path: Path) -> str:
     (opening /proc/pressure/* gives EOPNOTSUPP under psi=0); OSError for every other failure.
     """
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return proc.text_in(path)
     except (FileNotFoundError, NotADirectoryError):
         raise NoData(f"{path} does not exist here") from None
     except OSError as error:

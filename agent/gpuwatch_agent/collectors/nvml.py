@@ -45,7 +45,7 @@ _THROTTLE_BITS = {
 
 def throttle_values(bits: int) -> list[Value]:
     """Return 1 for each reason among these bits of nvmlClocksEventReason* for which the clocks are held down now, 0 for the others."""
-    return [v for reason, mask in _THROTTLE_BITS.items() for v in values(reason, throttled=float(bool(bits & mask)))]
+    return [("gpuwatch_gpu_throttled", float(bool(bits & mask)), (reason,)) for reason, mask in _THROTTLE_BITS.items()]
 
 
 def _newest(handle: Handle, newest: tuple[Any, ...], older: tuple[Any, ...]) -> Any:

@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import GpuDevice, WarnOnce
+from gpuwatch_agent.collectors.drivers import GpuDevice
 from gpuwatch_agent.deadline import DeadlineThread
 from gpuwatch_agent.processes.owners import Owner, printable
 
@@ -150,7 +151,7 @@ class AllocationWatch:
 
     def __init__(self, folder: Path, kubelet: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._warn = WarnOnce()
+        self._warn = cache(partial(log.warning, "%s"))  # each message once
         self._sources: tuple[Callable[[], list[Allocation]], ...] = (
             lambda: read_folder(folder, self._warn),
             lambda: read_kubelet(kubelet),

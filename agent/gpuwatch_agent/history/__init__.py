@@ -140,8 +140,8 @@ class History:
         os.utime(self._lock.fileno(), (0, 0) if behind else None)
         self.is_behind = behind
 
-    def downsample(self, now_s: float, groups: int = 8) -> None:
-        """Downsample a few minutes that are past full resolution to one row each; called once a second."""
+    def downsample(self, now_s: float, groups: int = 40) -> None:
+        """Downsample some minutes that are past full resolution to one row each; called every five seconds."""
         before_ms = int((now_s - self._full_s) * 1000) // MINUTE_MS * MINUTE_MS
         self._count_bad(self._job("downsampled", lambda: downsample_ticks(self._connection, before_ms)))
         for _ in range(groups):

@@ -66,9 +66,9 @@ class _ShmReader:
 
     def _read(self, pids: Sequence[int]) -> Iterator[tuple[int, Shm]]:
         for self._current in pids:
-            path = self._procfs / str(self._current) / "root/dev/shm"
+            path = f"{self._procfs}/{self._current}/root/dev/shm"
             with contextlib.suppress(NoData, OSError):
-                is_hosts = path.stat().st_dev == self._host_shm.stat().st_dev
+                is_hosts = os.stat(path).st_dev == self._host_shm.stat().st_dev  # noqa: PTH116 - a tenth of Path's time
                 yield self._current, Shm(*proc.shm_bytes(path), is_hosts)
 
 
@@ -81,6 +81,8 @@ class ProcessTable:
         self._host_pids: dict[_Identity, int] = {}
         self.stat = cache(lambda pid: self.read(proc.stat, pid))
         """Returns a process's state and usage by pid, as of this tick; None for one that is gone."""
+        self.name = cache(lambda pid: proc.text_of(f"{procfs}/{pid}/comm"))
+        """Returns a process's command name by pid, as of this tick; empty where not known."""
         self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
         self._user = cache(user_name)
@@ -90,7 +92,7 @@ class ProcessTable:
         )
         """Returns the folders of a process's control groups by controller and pid, as they were within the last ten ticks."""
         self._good_for_ticks: dict[Any, int] = {
-            **dict.fromkeys((self._find, self.stat, self._quota, self._room), 1),
+            **dict.fromkeys((self._find, self.stat, self.name, self._quota, self._room), 1),
             self._searched: 5,
             self.groups: 10,
             self._owner: 30,
@@ -151,10 +153,6 @@ class ProcessTable:
             return True
         return False if hello.pid_namespace in (0, self._namespace) or _identity(hello) in self._host_pids else None
 
-    def name(self, pid: int) -> str:
-        """Return the process's command name, empty where not known."""
-        return proc.text_of(self.procfs / str(pid) / "comm")
-
     def read(self, reader: Callable[[int, Path], T], pid: int) -> T | None:
         """Return what a reader of `gpuwatch.host.proc` gives for a process; None where it is not readable."""
         return proc.optional(reader, pid, self.procfs)
@@ -162,7 +160,7 @@ class ProcessTable:
     def owner(self, pid: int) -> Owner:
         """Return a process's owner as of the last thirty ticks; `NO_OWNER` for one that is gone or not readable."""
         try:
-            uid = (self.procfs / str(pid)).stat().st_uid
+            uid = os.stat(f"{self.procfs}/{pid}").st_uid  # noqa: PTH116 - some times for each rank, each second
         except OSError:
             return NO_OWNER
         stat = self.stat(pid)  # a number that is given again is another process's

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from gpuwatch.config import StackSettings
@@ -18,7 +18,6 @@ from gpuwatch.errors import GpuwatchError
 from gpuwatch.formatting import file_name
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.spy import Target, take
-from gpuwatch_agent.collectors.drivers import WarnOnce
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
@@ -79,7 +78,7 @@ class StackWatch:
         self._sampled_ns: dict[tuple[str, bool], int] = {}
         """When stacks of each run were last taken, of one of its ranks and (True) of all: a hang is captured also soon after a slow loader."""
         self._seen: list[tuple[_Capture, Stacks | None]] = []  # recent results; None where a capture failed
-        self._warn = WarnOnce()
+        self._warn = cache(partial(logger.warning, "%s"))  # each message once
 
     def tick(
         self, runs: Sequence[Run], tracker: FindingTracker, table: ProcessTable, now_ns: int, now_s: float

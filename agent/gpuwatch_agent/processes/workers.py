@@ -223,7 +223,7 @@ class OomWatch:
         if not folders:
             return _Group()
         if folders[0] not in known:
-            counting = folders if cgroup.counts_those_within(folders[0]) else folders[:1]
+            counting = folders if (folders[0] / cgroup.KILLS[0]).exists() else folders[:1]
             kills = {folder: count for folder in counting if (count := cgroup.kills_in(folder)) is not None}
             room = self._table.memory_room(pid)
             peak = None if room is None else cgroup.memory_bytes(room.folder, "peak")

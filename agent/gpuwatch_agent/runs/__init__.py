@@ -86,7 +86,9 @@ class Run(msgspec.Struct, eq=False):
     standstill: wire.Standstill | None = None
     heard_ns: int = 0  # when the last message arrived
     restored: bool = False  # nothing was heard of it since this agent started
-    steps: RecentColumns = RecentColumns()  # those of the last minute
+    parts: list[RecentColumns] = msgspec.field(default_factory=lambda: [RecentColumns()])
+    """The steps of the last minute, and after them those of later messages, which `steps` joins: that copies all of them."""
+    kept: tuple[int, int] = 0, timeline.KEPT  # of the steps: since when, and how many at most
     seconds: list[tuple[int, dict[str, int], wire.Counters]] = []
     """(when, time by state, counters) of every second of the last minute."""
     changed: bool = True
@@ -99,6 +101,13 @@ class Run(msgspec.Struct, eq=False):
     @property
     def key(self) -> RunKey:
         return self.run, self.rank
+
+    @property
+    def steps(self) -> RecentColumns:
+        """The steps of the last minute."""
+        first, *later = self.parts
+        self.parts = [(first.followed_by(later) if later else first).since(*self.kept)]
+        return self.parts[0]
 
     @property
     def ended_well(self) -> bool:
@@ -179,7 +188,7 @@ class Run(msgspec.Struct, eq=False):
         self.seconds.append((now_ns, dict(self.ledger.totals_ns), self.counts))
         while len(self.seconds) > 2 and self.seconds[1][0] <= now_ns - MINUTE_NS:
             del self.seconds[0]
-        self.steps = self.steps.since(now_ns - MINUTE_NS, min(timeline.KEPT, timeline.KEPT_OF_ALL // runs))
+        self.kept = now_ns - MINUTE_NS, min(timeline.KEPT, timeline.KEPT_OF_ALL // runs)
         self.trace.most_bytes = min(timeline.KEPT_BYTES, timeline.KEPT_BYTES_OF_ALL // runs)
 
     def recent(self) -> tuple[int, dict[str, int], wire.Counters, wire.Counters]:
@@ -242,7 +251,7 @@ class Run(msgspec.Struct, eq=False):
             sender.offset_ns = offset_ns
             return sender
         sender = self.senders[origin.sender] = Sender(offset_ns, self.boot_id, began_ns=None)
-        self.steps = RecentColumns()
+        self.parts = [RecentColumns()]
         if len(self.senders) > SENDERS_KEPT:
             oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
             self.before = add_counters(self.before, self.senders.pop(oldest).sent)
@@ -287,7 +296,9 @@ class Run(msgspec.Struct, eq=False):
         sender.next_step = message.first_step + count
         steps = read_columns(message.columns, sender.offset_ns)
         if steps:
-            self.steps = self.steps.followed_by(steps)
+            self.parts.append(steps)
+            if sum(map(len, self.parts)) > 2 * self.kept[1]:  # nobody has read them for long
+                self.parts = [self.steps]
             self.last_step_s = now_s - (now_ns - steps.end_ns[-1]) / 1e9
         return "start_ns" in message.columns
 
@@ -457,7 +468,7 @@ class RunRegistry:
             if number >= self.KEEP_ENDED or now_s - (run.ended_s or 0.0) > self.KEEP_ENDED_S:
                 del self.runs[run.key]
             elif run.seconds and now_s - (run.ended_s or 0.0) > _EVALUATED_AFTER_S:
-                run.steps, run.seconds, run.trace = RecentColumns(), [], Trace()  # its last minute was evaluated
+                run.parts, run.seconds, run.trace = [RecentColumns()], [], Trace()  # its last minute was evaluated
 
     def _ended(self) -> list[Run]:
         over = [run for run in self.runs.values() if run.status != RUNNING and run.ended_s is not None]

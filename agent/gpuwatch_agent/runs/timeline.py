@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+
+from msgspec.structs import astuple
 
 from gpuwatch import wire
 from gpuwatch.diagnosis.window import StepColumns
@@ -31,15 +34,15 @@ class RecentColumns(StepColumns, frozen=True):
     def last_end_ns(self) -> int | None:
         return self.end_ns[-1] if self.end_ns else None
 
-    def followed_by(self, later: RecentColumns) -> RecentColumns:
-        """Return both, the last `KEPT` steps at most."""
-        names = self.__struct_fields__
-        return RecentColumns(*((getattr(self, name) + getattr(later, name))[-KEPT:] for name in names))
+    def followed_by(self, later: Sequence[RecentColumns]) -> RecentColumns:
+        """Return these steps and those of later messages."""
+        added = (chain.from_iterable(getattr(each, name) for each in later) for name in self.__struct_fields__)
+        return RecentColumns(*(column + tuple(new) for column, new in zip(astuple(self), added, strict=True)))
 
     def since(self, moment_ns: int, most: int = KEPT) -> RecentColumns:
         """Return the steps that ended at a moment or later, the last `most` of them."""
         old = max(bisect_left(self.end_ns, moment_ns), len(self.end_ns) - most)
-        return RecentColumns(*(getattr(self, name)[old:] for name in self.__struct_fields__)) if old else self
+        return RecentColumns(*(getattr(self, name)[old:] for name in self.__struct_fields__)) if old > 0 else self
 
 
 def _rows(packed: Mapping[str, bytes]) -> Iterable[tuple[int, ...]]:

@@ -20,6 +20,8 @@ KEPT = 16  # samples, one a second
 _IDLE_MODES = {"idle", "iowait"}
 _Series = tuple[str, ...]  # its labels' values
 _THROTTLED = "gpuwatch_gpu_throttled"
+THROTTLED = ("power", "thermal", "hardware")
+"""The reasons that are causes. A driver's own, which it has too, are parts of these, or a setting that somebody has made."""
 
 
 class RecentSamples:
@@ -50,15 +52,14 @@ class RecentSamples:
 
     def mean(self, metric: str, *labels: str, since_ns: int = 0) -> float | None:
         """Return a series' mean since a moment; None where it was not measured."""
-        known = (seen.get(metric, {}).get(labels) for at_ns, seen in self._seen if at_ns >= since_ns)
-        values = [value for value in known if value is not None]
+        kept = [seen[metric] for at_ns, seen in self._seen if at_ns >= since_ns and metric in seen]
+        values = [values[labels] for values in kept if labels in values]
         return sum(values) / len(values) if values else None
 
     def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:
         """Return the share of time in which a GPU's clocks were held down, by reason; None where it is not measured."""
-        now = self._seen[-1][1].get(_THROTTLED, {}) if self._seen else {}
-        known = [each for each in now if each[:2] == (gpu, uuid)]
-        return {each[2]: self.mean(_THROTTLED, *each) or 0.0 for each in known} or None
+        known = [each for each in THROTTLED if self.latest(_THROTTLED, gpu, uuid, each) is not None]
+        return {each: self.mean(_THROTTLED, gpu, uuid, each) or 0.0 for each in known} or None
 
     def cpu_busy_ratio(self) -> float | None:
         """Return the busy share of all cores, waiting for I/O counted as idle."""

@@ -285,7 +285,7 @@ def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a GPU is throttled ≥ `throttled_share` of the time, and compute takes half of it or more."""
     worst = [*_THROTTLED]
     shares = [
-        (worst.index(reason) if reason in worst else 0, -share, gpu.gpu, reason)
+        (worst.index(reason), -share, gpu.gpu, reason)
         for gpu in window.gpus
         for reason, share in (gpu.throttled or {}).items()
         if share >= thresholds.throttled_share
@@ -299,7 +299,7 @@ def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
         min(1.0, -negative),
         *measured(f"throttled by {reason}", -negative, text),
         severity="info" if reason == "power" else "warning",
-        advice=_THROTTLED.get(reason, "see nvidia-smi -q -d PERFORMANCE"),
+        advice=_THROTTLED[reason],
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import NoData
+from gpuwatch.host import proc
 from gpuwatch.host.proc import parse_pressure
 from gpuwatch_agent.collectors.node import pressure
 
@@ -40,7 +41,7 @@ def test_switched_off_at_boot(node, values, monkeypatch):
     def refuse(path: Path, **_: object) -> str:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported", str(path))
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(proc, "text_in", refuse)
     with pytest.raises(NoData, match="psi=1"):
         values(partial(pressure, node))
 
@@ -49,7 +50,7 @@ def test_another_failure_is_one(node, values, monkeypatch):
     def refuse(path: Path, **_: object) -> str:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(proc, "text_in", refuse)
     with pytest.raises(OSError, match="Input/output error"):
         values(partial(pressure, node))
 

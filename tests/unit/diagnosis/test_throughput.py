@@ -86,9 +86,9 @@ def test_peaks_are_those_of_the_data_sheets_at_a_clock_that_the_model_has() -> N
     """The clocks are those that NVIDIA's white papers give for tensor operations, in GHz."""
     clocks = {name: round(peak.flops_per_s / peak.flops_per_clock / 1e9, 2) for name, peak in DENSE_PEAKS.items()}
     assert clocks == {
-        "NVIDIA GB200": 2.06, "NVIDIA B200": 1.86, "NVIDIA H200 NVL": 1.55, "NVIDIA H200": 1.83, "NVIDIA GH200": 1.83, "NVIDIA H100 NVL": 1.55,
+        "NVIDIA GB300": 2.01, "NVIDIA GB200": 2.01, "NVIDIA B300": 1.86, "NVIDIA B200": 1.86, "NVIDIA H200 NVL": 1.55, "NVIDIA H200": 1.83, "NVIDIA GH200": 1.83, "NVIDIA H100 NVL": 1.55,
         "NVIDIA H100 PCIe": 1.62, "NVIDIA H800 PCIe": 1.62, "NVIDIA H100": 1.83, "NVIDIA H800": 1.83, "NVIDIA A100": 1.41, "NVIDIA A800": 1.41,
-        "NVIDIA A30": 1.44, "NVIDIA A40": 1.74, "NVIDIA A10": 1.7, "NVIDIA A2": 1.76, "NVIDIA L40S": 2.49, "NVIDIA L4": 2.04,
+        "NVIDIA A30": 1.44, "NVIDIA A40": 1.74, "NVIDIA A10": 1.7, "NVIDIA A2": 1.76, "NVIDIA L40S": 2.49, "NVIDIA L40": 2.49, "NVIDIA L4": 2.04,
         "Tesla V100 SXM2": 1.53, "Tesla V100 PCIE": 1.37, "Tesla V100S PCIE": 1.59, "Tesla T4": 1.59,
     }  # fmt: skip
 
@@ -97,7 +97,8 @@ def test_a_model_is_found_by_the_name_that_its_driver_gives() -> None:
     by_name = {name: DENSE_PEAKS[row] for row, names in {
         "NVIDIA H100": ("NVIDIA H100 80GB HBM3",), "NVIDIA H100 PCIe": ("NVIDIA H100 PCIe",),
         "NVIDIA H100 NVL": ("NVIDIA H100 NVL",), "NVIDIA H200": ("NVIDIA H200",), "NVIDIA H200 NVL": ("NVIDIA H200 NVL",),
-        "NVIDIA GB200": ("NVIDIA GB200",), "NVIDIA B200": ("NVIDIA B200",), "NVIDIA GH200": ("NVIDIA GH200 480GB",), "NVIDIA L4": ("NVIDIA L4",), "NVIDIA L40S": ("NVIDIA L40S",),
+        "NVIDIA GB200": ("NVIDIA GB200",), "NVIDIA B200": ("NVIDIA B200",), "NVIDIA GH200": ("NVIDIA GH200 480GB",), "NVIDIA L4": ("NVIDIA L4",), "NVIDIA L40S": ("NVIDIA L40S",), "NVIDIA L40": ("NVIDIA L40",),
+        "NVIDIA B300": ("NVIDIA B300 SXM6 AC",), "NVIDIA GB300": ("NVIDIA GB300",),
         "NVIDIA A100": ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB"),
         "NVIDIA A800": ("NVIDIA A800-SXM4-80GB", "NVIDIA A800 80GB PCIe"), "NVIDIA H800": ("NVIDIA H800",),
         "NVIDIA H800 PCIe": ("NVIDIA H800 PCIe",), "NVIDIA A30": ("NVIDIA A30",), "NVIDIA A40": ("NVIDIA A40",), "NVIDIA A10": ("NVIDIA A10",), "NVIDIA A2": ("NVIDIA A2",),
@@ -105,18 +106,9 @@ def test_a_model_is_found_by_the_name_that_its_driver_gives() -> None:
         "Tesla V100S PCIE": ("Tesla V100S-PCIE-32GB",), "Tesla T4": ("Tesla T4",),
     }.items() for name in names}  # fmt: skip
     assert {name: dense_peak(name) for name in by_name} == by_name
-    others = [
-        "",
-        "NVIDIA H20",
-        "NVIDIA L40",
-        "NVIDIA L20",
-        "NVIDIA A10G",
-        "NVIDIA A16",
-        "NVIDIA A1000",
-        "NVIDIA RTX A6000",
-    ]
+    others = ["", "NVIDIA H20", "NVIDIA L20", "NVIDIA A10G", "NVIDIA A16", "NVIDIA A1000", "NVIDIA RTX A6000"]
     others += ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 5090", "AMD Instinct MI300X"]
-    others += ["NVIDIA B300 SXM6 AC", "NVIDIA GB300", "Tesla V100-SXM3-32GB", "Tesla P100-SXM2-16GB"]
+    others += ["Tesla V100-SXM3-32GB", "Tesla P100-SXM2-16GB", "NVIDIA L40-48Q", "NVIDIA B300 SXM6 AC MIG 1g.34gb"]
     others += ["NVIDIA A40-48Q", "NVIDIA A10-24Q", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"]
     for other in others:
         assert dense_peak(other) is None
