@@ -171,12 +171,13 @@ class Trainer:
         seconds: float = 600,
         run: str,
         job: str = "",
+        environment: Mapping[str, str] | None = None,
     ):
         self.run = run
-        environment = {**os.environ, "GPUWATCH_RUN": run, "GPUWATCH_JOB": job, "GPUWATCH_ENDPOINT": agent.endpoint}
+        own = {"GPUWATCH_RUN": run, "GPUWATCH_JOB": job, "GPUWATCH_ENDPOINT": agent.endpoint}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _TRAINER, str(data_s), str(compute_s), str(seconds)],
-            env=environment,
+            env={**os.environ, **own, **(environment or {})},
             stdout=subprocess.PIPE,
         )
 

@@ -69,7 +69,8 @@ def produced(tmp_path_factory: pytest.TempPathFactory) -> set[Shape]:
 
 
 def agent_shapes(folder: Path) -> set[Shape]:
-    """Return what a real agent serves of GPUs with every kind of owner: a run's, a process's, a job's and a pod's that use none, nobody, two runs' and a job's."""
+    """Return what a real agent serves of GPUs with every kind of owner: a run's, one's in a pod, a process's, a job's and a pod's that use
+    none, nobody, two runs' and a job's."""
     nvml = FakeNvml(folder)
     (folder / "allocations").mkdir()
     (folder / "allocations/7.json").write_text(json.dumps({"gpus": [2], "job": "7", "user": "alice"}))
@@ -82,18 +83,24 @@ def agent_shapes(folder: Path) -> set[Shape]:
             pods.devices = [Devices("vision", "train-0", "trainer", "nvidia.com/gpu", ("GPU-3",))]
             mig = ((1, "3g.40gb", 0, 40 << 30), (5, "2g.20gb", 0, 20 << 30))
             split = replace(_gpu(5), mig=mig)
-            nvml.write([*(_gpu(n) for n in range(5)), split, _gpu(6)])
-            with agent, Trainer(agent, run="r1") as trainer, Trainer(agent, run="r2", job="8") as other:
-                agent.wait_run("r1")
-                agent.wait_run("r2")
+            nvml.write([*(_gpu(n) for n in range(5)), split, _gpu(6), _gpu(7)])
+            pod = {"POD_NAMESPACE": "vision", "POD_NAME": "train-1", "CONTAINER_NAME": "trainer"}
+            with (
+                agent,
+                Trainer(agent, run="r1") as trainer,
+                Trainer(agent, run="r2", job="8") as other,
+                Trainer(agent, run="r3", job="9", environment=pod) as in_pod,
+            ):
+                for run in ("r1", "r2", "r3"):
+                    agent.wait_run(run)
                 held = _gpu(0, trainer.pid), _gpu(1, idler.pid), _gpu(2), _gpu(3), _gpu(4), split
-                nvml.write([*held, _gpu(6, trainer.pid, other.pid, of_job.pid)])
+                nvml.write([*held, _gpu(6, trainer.pid, other.pid, of_job.pid), _gpu(7, in_pod.pid)])
 
                 def owned() -> set[Shape] | None:
                     found = shapes(agent.get_text("/metrics"))
                     owners = {each[1] - {"gpu", "UUID"} for each in found if each[0] == "gpuwatch_gpu_owner_info"}
                     is_counted = any(each[0] == "gpuwatch_gpu_shared_seconds_total" for each in found)
-                    return found if len(owners) == 6 and is_counted else None
+                    return found if len(owners) == 7 and is_counted else None
 
                 return wait_for("each GPU has its owner", owned, 60, 0.5)
     finally:

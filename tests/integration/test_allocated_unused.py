@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +28,7 @@ from gpuwatch_agent.gpus.allocations import (
     _frame,
     read_kubelet,
 )
-from tests.integration.agent_process import Agent
+from tests.integration.agent_process import Agent, Trainer
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.pod_resources import Devices, Kubelet, kubelet
 from tests.servers import hastened, prometheus_config, start_prometheus, wait_for
@@ -104,6 +106,38 @@ def test_alert_fires_for_a_job_without_a_process_and_resolves_when_it_works(tmp_
         if worker is not None:
             worker.kill()
             worker.wait(10)
+
+
+def test_a_cancelled_job_is_no_lost_run_and_a_process_that_dies_in_its_job_is(tmp_path: Path) -> None:
+    """Both processes are killed, as scancel does; the epilog of one job removes its file."""
+    nvml = FakeNvml(tmp_path)
+    nvml.write([gpu(0), gpu(1)])
+    (folder := tmp_path / "allocations").mkdir()
+    for number, job in enumerate(("7", "8")):
+        (folder / f"slurm-{job}.json").write_text(json.dumps({"gpus": [number], "job": job, "user": "alice"}))
+    rules = hastened(render(AlertThresholds(telemetry_for_s=25, keep_firing_for_s=0)))
+    with (
+        agent_at(tmp_path, nvml) as agent,
+        Trainer(agent, run="cancelled", environment={"SLURM_JOB_ID": "7"}) as one,
+        Trainer(agent, run="died", environment={"SLURM_JOB_ID": "8"}) as other,
+    ):
+        nvml.write([gpu(0, one.pid), gpu(1, other.pid)])
+        config = prometheus_config({"gpuwatch": agent.url.removeprefix("http://")})
+        with start_prometheus(tmp_path / "prometheus", config, rules) as prometheus:
+            owners = "gpu:gpuwatch_gpu_owner_info:one"
+            held = f'count({owners}{{run="cancelled",job_id="7"}} or {owners}{{run="died",job_id="8"}}) == 2'
+            wait_for("the GPUs have their runs", lambda: prometheus.query(held), ASKED_S)
+            for each in (one, other):
+                each.signal(signal.SIGKILL)
+                each.process.wait(10)
+            nvml.write([gpu(0), gpu(1)])
+            (folder / "slurm-7.json").unlink()
+            lost = 'ALERTS{alertname="GpuwatchTelemetryLost",alertstate="firing"}'
+            (found,) = wait_for("it fires", lambda: prometheus.query(lost), 90)
+            assert (found["metric"]["run"], found["metric"]["job_id"]) == ("died", "8")
+            assert states(agent) == ["free", "allocated_unused"]
+            time.sleep(5)
+            assert [each["metric"]["run"] for each in prometheus.query(f"max_over_time({lost}[1m])")] == ["died"]
 
 
 def test_pod_of_a_gpu_is_known_from_the_kubelet(tmp_path: Path, pods: Kubelet) -> None:

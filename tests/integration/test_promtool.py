@@ -413,6 +413,22 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "fires: until a process",
         ),
         ('count_over_time(up{job=~"gpuwatch"}[2m])', 'up{job=~"gpuwatch"}', "GpuwatchAgentDown", "quiet: Prometheus"),
+        ("unless on () site:gpuwatch_agents:drained", "", "GpuwatchAgentDown", "quiet: an autoscaler"),
+        ("or last_over_time(site:gpuwatch_agents:drained[5m])", "", "GpuwatchAgentDown", "quiet: an autoscaler"),
+        ('state=~"free|allocated_unused"', 'state="none"', "GpuwatchTelemetryLost", "quiet: jobs that are cancelled"),
+        (
+            "gpu, UUID, job_id) gpuwatch_gpu_owner_info",
+            "gpu, UUID, job_id, run) gpuwatch_gpu_owner_info",
+            "GpuwatchTelemetryLost",
+            "fires: a process dies",
+        ),
+        (
+            "workload_namespace, workload_pod) gpuwatch_gpu_owner_info",
+            "workload_namespace, workload_pod, run) gpuwatch_gpu_owner_info",
+            "GpuwatchTelemetryLost",
+            "fires: a process dies",
+        ),
+        ("timestamp_seconds[5m]) / 300, 0)", "timestamp_seconds[5m]) / 300, -9)", "recording", "quiet: a node's clock"),
         (
             "unless on (job, instance) up\n",
             'unless on (job, instance) up{job="gpuwatch"}\n',
@@ -463,7 +479,7 @@ def test_a_rule_that_is_broken_is_noticed(tmp_path: Path, old: str, new: str, al
     rules = RULES_FILE.read_text()
     assert old in rules
     scenarios = yaml.safe_load((DEPLOY / f"prometheus/tests/{alert}.yml").read_text())
-    [about_it] = [each for each in scenarios["tests"] if scenario in each["name"]]
+    [about_it] = [each for each in scenarios["tests"] if scenario in each.get("name", "")]
     chosen = tmp_path / f"{alert}.yml"
     chosen.write_text(yaml.safe_dump({**scenarios, "tests": [about_it]}))
     done = run_scenarios(tmp_path, chosen, rules.replace(old, new))

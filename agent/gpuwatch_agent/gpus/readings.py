@@ -33,9 +33,8 @@ def gpu_readings(
     in_instances = {pid for device in devices if device.instance[0] for pid in listed.get(device.uuid, ())}
     ended = table.ended({pid for pids in listed.values() for pid in pids})
     held = {uuid: tuple(pid for pid in pids if pid not in ended) for uuid, pids in listed.items()}
-    for uuid, pids in held.items():
-        if len(pids) > 1:  # the clients of an MPS server hold the GPU, not the server
-            held[uuid] = tuple(pid for pid in pids if table.name(pid) != _MPS_SERVER) or pids
+    for uuid, pids in held.items():  # the clients of an MPS server hold the GPU, not the server, which outlives them
+        held[uuid] = tuple(pid for pid in pids if table.name(pid) != _MPS_SERVER)
     split = [d.uuid for d in devices if d.size_ratio < 1 and not d.instance[0] and d.uuid in held]
     for uuid in split:  # the driver lists the processes on all of its instances
         held[uuid] = tuple(pid for pid in held[uuid] if pid not in in_instances)
