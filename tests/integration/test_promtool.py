@@ -487,7 +487,7 @@ def run_scenarios(directory: Path, scenarios: Mapping[str, Any], rules: str) -> 
         file.write_text(json.dumps({**scenarios, "rule_files": [rule_file], "tests": [scenario]}))
         files.append(str(file))
     command = [require("promtool"), "test", "rules", *files]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=PROMTOOL)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=PROMTOOL)
 
 
 def _texts(value: Any) -> Iterator[str]:
