@@ -6,7 +6,7 @@
 #   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
 # What fails in `alone` runs again while nothing else does. A test that passes only then is listed: other work may have come between, or
 # it has found a fault that shows under load. A failure in another part is one: those tests have to pass on a loaded machine.
-# $TEST_WORKERS: how many files at a time in `shared`, 7 unless set. Ends with 0 when all passed, with 5 when no part had a
+# $TEST_WORKERS: how many files at a time in `shared`, 6 unless set. Ends with 0 when all passed, with 5 when no part had a
 # test, else with pytest's own status.
 set -u
 
@@ -31,7 +31,7 @@ log=$(mktemp)
 unit_pid=$!
 trap 'kill "$unit_pid" 2>/dev/null; rm -f "$log"' EXIT
 trap 'exit 130' INT TERM
-(first shared "${TEST_WORKERS:-7}" "$@")
+(first shared "${TEST_WORKERS:-6}" "$@")
 shared=$?
 # Interrupted, or a usage error of pytest: the other parts would end the same way.
 if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then exit "$shared"; fi
