@@ -28,7 +28,7 @@ from tests.integration.test_alertmanager import CONFIG, FOLDER, post
 from tests.receivers import mail_server, webhook
 from tests.replay import CONFIG as REPLAY_CONFIG
 from tests.replay import OPTIONS as REPLAY_OPTIONS
-from tests.replay import STALE, Site, scenario
+from tests.replay import STALE, Site, parsed, scenario
 from tests.servers import Server, start_alertmanager, start_prometheus, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ Messages = Mapping[str, Mapping[str, str]]
 
 def complete(name: str) -> tuple[Any, Any, Any]:
     """Return the first scenario of this name that expects an alert with all annotations, with what it expects and of it that alert."""
-    for test in yaml.safe_load((SCENARIOS / f"{name}.yml").read_text())["tests"]:
+    for test in parsed((SCENARIOS / f"{name}.yml").read_text())["tests"]:
         for each in test.get("alert_rule_test", ()):
             for found in each["exp_alerts"]:
                 if each["alertname"] == name and "runbook_url" in found["exp_annotations"]:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.simulation.page import NodePages
@@ -26,6 +25,7 @@ from gpuwatch_agent.processes.owners import ENVIRONMENT
 from tests.integration.agent_process import Agent, Trainer
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.pod_resources import Devices, kubelet
+from tests.replay import parsed
 from tests.servers import wait_for
 
 pytest.importorskip("jh2", reason="the kubelet of these tests needs an HTTP/2 server: pip install jh2")
@@ -115,7 +115,7 @@ def _gpu(number: int, *pids: int) -> FakeGpu:
 
 
 def series_of(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    for scenario in yaml.safe_load(path.read_text())["tests"]:
+    for scenario in parsed(path.read_text())["tests"]:
         for each in scenario["input_series"]:
             name, _, labels = each["series"].partition("{")
             yield name.strip(), dict(re.findall(r'(\w+)="([^"]*)"', labels))

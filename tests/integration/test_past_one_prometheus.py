@@ -48,7 +48,6 @@ def fleet(tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/sd"
 
 
-@pytest.mark.alone  # four servers and a fleet keep two cores busy; shares are compared
 def test_rules_and_queries_answer_in_victoriametrics(tmp_path: Path, fleet: str) -> None:
     store, prometheus, rules = (f"127.0.0.1:{free_port()}" for _ in range(3))
     (tmp_path / "rules.yml").write_text(re.sub(r"(?m)^  interval: \w+$", "  interval: 2s", render(QUICK)))

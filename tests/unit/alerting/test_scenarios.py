@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gpuwatch.alerting.render import alerts, groups
+from tests.replay import parsed
 
 FOLDER = Path(__file__).parents[3] / "deploy/prometheus/tests"
 NAMES = list(alerts())
@@ -23,7 +23,7 @@ Scenario = Mapping[str, Any]
 
 
 def scenarios(name: str, kind: str) -> list[Scenario]:
-    tests = yaml.safe_load((FOLDER / f"{name}.yml").read_text())["tests"]
+    tests = parsed((FOLDER / f"{name}.yml").read_text())["tests"]
     assert {test["name"].partition(":")[0] for test in tests} <= KINDS, (
         "what a scenario is for stands first in its name"
     )
@@ -101,7 +101,7 @@ def _stale_s(values: str, interval: str) -> float | None:
 
 def test_traps_are_met_by_all_alerts_at_once() -> None:
     """No alert is named there: whatever fires on a node that does all these harmless things fails it."""
-    quiet, _ = yaml.safe_load((FOLDER / "traps.yml").read_text())["tests"]
+    quiet, _ = parsed((FOLDER / "traps.yml").read_text())["tests"]
     first = quiet["promql_expr_test"][0]
     assert (first["exp_samples"], first["eval_time"]) == ([], "1h59m")
     assert "alertname=" not in first["expr"] and "[2h]" in first["expr"]
@@ -118,4 +118,4 @@ def test_traps_are_met_by_all_alerts_at_once() -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yml")), ids=lambda path: path.stem)
 def test_groups_are_evaluated_in_the_order_in_which_they_read_each_other(path: Path) -> None:
-    assert yaml.safe_load(path.read_text())["group_eval_order"] == [group["name"] for group in groups()]
+    assert parsed(path.read_text())["group_eval_order"] == [group["name"] for group in groups()]
