@@ -12,6 +12,7 @@ from string import Template
 from typing import Any
 
 from gpuwatch import api
+from gpuwatch.alerting.render import template
 from gpuwatch.api.client import LONG_TIMEOUT_S, Prometheus, Vector
 from gpuwatch.diagnosis.rates import money, total_cost
 from gpuwatch.diagnosis.report import explained, labelled, shares_text
@@ -20,49 +21,28 @@ from gpuwatch.ledger.states import LOST_KINDS, shares
 from gpuwatch.tools.reports.display import energy
 
 _KINDS = {"compute": "useful", "input_wait": "starved", "stalled": "stalled"}
-_NO_LOSS = 'cause!~"gpu_saturated|compute_bound"'  # leaves out the findings that say that all is well
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
-_END = "instance_job_id:gpuwatch_job_end:timestamp{$of}"
-_JOINED = f"and on (job, instance, job_id) {_END}"  # what other nodes served longer ago is in no recorded series
-# Of the GPUs of its runs, and of those that the scheduler gave to it and no run held.
-_OF_GPUS = 'sum by (kind) (sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{run=~"$runs"}[$window])'
-_OF_GPUS += ' or sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{$of,run=""}[$window])) > 0'
-_NUMBERS = {
-    "wall_s": "max(job_id:gpuwatch_job:seconds{$of})",
-    "goodput_ratio": "max(job_id:gpuwatch_job_goodput:ratio{$of})",
-    "repeated_s": "sum(instance_job_id:gpuwatch_job_repeated:last{$of})",
-    "redone_elsewhere_ratio": "max(job_id:gpuwatch_job_redone_elsewhere:share{$of})",
-    "redone_elsewhere_steps": "max(job_id:gpuwatch_job_redone_elsewhere:steps{$of})",
-    "steps": "max(instance_job_id:gpuwatch_job_next_step:last{$of}) - min(instance_job_id:gpuwatch_job_first_step:last{$of})",
-    "nodes": f"count({_END})",
-    "attempts": f"sum(last_over_time(gpuwatch_job_attempts_total{{$of}}[$window]) {_JOINED})",
-}
-_BY = {
-    "state": f"sum by (state) (last_over_time(gpuwatch_job_seconds_total{{$of}}[$window]) {_JOINED})",
-    "currency": "site:gpuwatch_currency:info",
-    "run": "group by (run) (last_over_time(gpuwatch_job_start_timestamp_seconds{$of}[$window]))",
-    "cause": f'topk(3, sum by (cause) (sum_over_time(gpuwatch_finding_evidence_ratio{{run=~"$runs",{_NO_LOSS}}}[$window])) > 0)',
-}
 
 
 def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | None:
     """Return the job as it was at its end, or is now, without what is not known; None where Prometheus does not know it. Raises: SourceError."""
     given = {"of": f"job_id={json.dumps(name, ensure_ascii=False)}", "window": "30d"}
+    queries = template("ledgers.yml")["job"]
 
-    def ask(expr: str, by: str = "") -> dict[str, float]:
-        found = prometheus.instant(Template(expr).substitute(given), now_s, LONG_TIMEOUT_S)
+    def ask(expr: str, by: str = "", **more: str) -> dict[str, float]:
+        found = prometheus.instant(Template(expr).substitute(given, **more), now_s, LONG_TIMEOUT_S)
         return {labels.get(by, ""): value for labels, value in found}
 
-    end = ask(f"max(last_over_time({_END}[$window]))")
+    end = ask(queries["end"])
     now_s = min([now_s, *(end_s + _AFTER_S for end_s in end.values())])
-    if not (wall := ask(_NUMBERS["wall_s"])):
+    if not (wall := ask(queries["numbers"]["wall_s"])):
         return None
     given["window"] = f"{wall[''] + _AFTER_S:.0f}s"
-    runs = sorted(ask(_BY["run"], "run")) or [name]
+    runs = sorted(ask(queries["by"]["run"], "run")) or [name]
     given["runs"] = json.dumps("|".join(map(re.escape, runs)), ensure_ascii=False)[1:-1]
-    numbers = {key: found[""] for key, expr in _NUMBERS.items() if (found := ask(expr))}
-    states, causes, currency = (ask(_BY[label], label) for label in ("state", "cause", "currency"))
-    hours, joules, cost = (ask(_OF_GPUS.replace("$metric", of), "kind") for of in ("hours", "energy_joules", "cost"))
+    numbers = {key: found[""] for key, expr in queries["numbers"].items() if (found := ask(expr))}
+    states, causes, currency = (ask(queries["by"][label], label) for label in ("state", "cause", "currency"))
+    hours, joules, cost = (ask(queries["kind"], "kind", metric=of) for of in ("hours", "energy_joules", "cost"))
     gpus = {"gpu_hours": hours, "energy_joules": joules, **({"cost": cost["all"]} if cost else {})}
     about = {"currency": next(iter(currency), ""), "causes": sorted(causes, key=lambda cause: -causes[cause])}
     return {"job": name, **numbers, "states": _closed(states, numbers), **gpus, **about, "runs": runs}
@@ -144,11 +124,6 @@ def job_text(job: Mapping[str, Any]) -> str:
 
 _DAY_S = 86400
 _USERS, _RUNS, _LEAST_HOURS = 20, 3, 0.1  # users, runs of each, and what a run loses that is worth a line
-_SPENT = "sum by (user, run, kind) (sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{user=~$users}[1d])) > 0"
-_FOUND = f"{{run=~$runs,{_NO_LOSS}}}[$window]"
-_CAUSE = f"topk by (run) (1, sum by (run, cause) (sum_over_time(gpuwatch_finding_evidence_ratio{_FOUND})))"
-_ADVICE = f"sum by (run, cause, advice) (count_over_time(gpuwatch_finding_info{_FOUND}))"
-_WHY = {"cause": _CAUSE, "advice": f"topk by (run) (1, {_ADVICE} and on (run, cause) {_CAUSE})"}
 
 
 def digest(prometheus: Prometheus, users: str, days: int, now_s: float) -> dict[str, Any]:
@@ -158,15 +133,17 @@ def digest(prometheus: Prometheus, users: str, days: int, now_s: float) -> dict[
     the same, and `runs`, the ones that lost most: `lost_hours`, and of their findings the `cause` that took most, with its `advice`.
     """
 
+    queries = template("ledgers.yml")["digest"]
+
     def ask(expr: str, at_s: float, **given: str) -> Vector:
-        quoted = {name: json.dumps(value, ensure_ascii=False) for name, value in given.items()}
-        return prometheus.instant(Template(expr).safe_substitute(quoted, window=f"{days}d"), at_s, LONG_TIMEOUT_S)
+        quoted = {name: json.dumps(value, ensure_ascii=False)[1:-1] for name, value in given.items()}
+        return prometheus.instant(Template(expr).substitute(quoted, window=f"{days}d"), at_s, LONG_TIMEOUT_S)
 
     def spent(metric: str) -> Mapping[tuple[str | None, str | None], Counter[str]]:
         """Return the time by kind of each user's run, of each user (None: of all runs), and of all (None, None)."""
         found: defaultdict[tuple[str | None, str | None], Counter[str]] = defaultdict(Counter)
-        for day in range(days):  # a site's week is more samples than one query may read
-            for labels, value in ask(_SPENT.replace("$metric", metric), now_s - day * _DAY_S, users=users):
+        for day in range(days):
+            for labels, value in ask(queries["day"], now_s - day * _DAY_S, metric=metric, users=users):
                 for owner in ((labels["user"], labels.get("run", "")), (labels["user"], None), (None, None)):
                     found[owner].update({labels["kind"]: value})
         return found
@@ -180,10 +157,13 @@ def digest(prometheus: Prometheus, users: str, days: int, now_s: float) -> dict[
         worst = sorted(((lost(kinds), run) for (own, run), kinds in hours.items() if own == user and run), reverse=True)
         about[user]["runs"] = {run: {"lost_hours": of_run} for of_run, run in worst[:_RUNS] if of_run >= _LEAST_HOURS}
     if runs := "|".join(re.escape(run) for user in named for run in about[user]["runs"]):
-        why = {of: {each["run"]: each[of] for each, _ in ask(expr, now_s, runs=runs)} for of, expr in _WHY.items()}
+        why = {
+            of: {each["run"]: each[of] for each, _ in ask(expr, now_s, runs=runs)}
+            for of, expr in queries["why"].items()
+        }
         for run, of_run in (item for user in named for item in about[user]["runs"].items()):
             of_run |= {of: by_run[run] for of, by_run in why.items() if run in by_run}
-    currency = next((labels["currency"] for labels, _ in ask("site:gpuwatch_currency:info", now_s)), "")
+    currency = next((labels["currency"] for labels, _ in ask(queries["currency"], now_s)), "")
     return {"days": days, **about[None], "currency": currency, "users": {user: about[user] for user in named}}
 
 
