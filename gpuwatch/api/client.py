@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import msgspec
 
@@ -114,6 +114,15 @@ def api_token() -> str | None:
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""
     return re.sub(r"(?<=://)[^/]*@", "", url)
+
+
+def is_url(value: str) -> bool:
+    """Return whether a value is an HTTP URL with a host and, if any, a usable port."""
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def fetch(url: str, timeout_s: float = TIMEOUT_S / 3, token: Token = lambda: None) -> Reply:

@@ -16,7 +16,7 @@ from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait
 from gpuwatch.errors import ConfigError, GpuwatchError, SourceError
 from gpuwatch.formatting import duration, percent
 from gpuwatch.tools.demo_training import BOTTLENECKS
-from gpuwatch.tools.reports.job import job_text
+from gpuwatch.tools.reports.ledgers import job_text
 
 _BOTTLENECK = f"The bottleneck of the training: {', '.join(BOTTLENECKS)}."
 

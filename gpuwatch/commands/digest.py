@@ -7,8 +7,8 @@ from gpuwatch.api.client import Prometheus
 from gpuwatch.commands.options import Json
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.formatting import as_json
-from gpuwatch.tools.reports.digest import digest as last_days
-from gpuwatch.tools.reports.digest import digest_text
+from gpuwatch.tools.reports.ledgers import digest as last_days
+from gpuwatch.tools.reports.ledgers import digest_text
 
 
 def digest(

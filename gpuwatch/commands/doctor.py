@@ -9,6 +9,7 @@ import typer
 from typer import Option
 
 from gpuwatch import __version__
+from gpuwatch.api.client import is_url
 from gpuwatch.commands.options import AGENT, History, Json
 from gpuwatch.errors import ConfigError
 
@@ -30,7 +31,7 @@ def doctor(
     """
     from gpuwatch.tools.doctor import examine, outcome
     from gpuwatch.tools.doctor.machine import this_machine
-    from gpuwatch.tools.doctor.software import is_address, is_url
+    from gpuwatch.tools.doctor.software import is_address
 
     for option, url in (("--agent", agent), ("--prometheus", prometheus)):
         if url is not None and not is_url(url):

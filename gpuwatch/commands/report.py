@@ -17,7 +17,7 @@ from gpuwatch.hook.identity import sendable
 from gpuwatch.tools.reports.comparison import Result, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather, last_two
-from gpuwatch.tools.reports.job import job_text, joined, of_runs
+from gpuwatch.tools.reports.ledgers import job_text, joined, of_runs
 from gpuwatch.tools.reports.model import RunReport, from_json
 
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of querying an agent.")]

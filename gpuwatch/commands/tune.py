@@ -18,7 +18,9 @@ from gpuwatch.tools.tuning.target import load
 
 def tune(
     loader: Annotated[str, Argument(help="module:make_loader or file.py:make_loader.", metavar="MODULE:MAKE_LOADER")],
-    step_ms: Annotated[float | None, Option(help="Training step time without data wait, in milliseconds.")] = None,
+    step_ms: Annotated[
+        float | None, Option(help="Training step time without data wait, in milliseconds.", min=0.001)
+    ] = None,
     run: Annotated[str | None, Option(help="Run to take the step time from: id, name or `last`.")] = None,
     agent: Agent = AGENT,
     budget_s: Annotated[float, Option(help="Time budget for all trials, in seconds.", min=1)] = 60.0,
@@ -37,8 +39,6 @@ def tune(
     """
     if step_ms is not None and run is not None:
         raise ConfigError("--step-ms and --run both set the step time; use one of them")
-    if step_ms is not None and not step_ms > 0:
-        raise ConfigError(f"--step-ms {step_ms:g}: must be positive, e.g. --step-ms 40")
     step_s = step_ms / 1e3 if step_ms is not None else step_of_run(agent, run) if run is not None else None
     found = load(loader)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

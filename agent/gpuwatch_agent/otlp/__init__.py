@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import msgspec
 import urllib3
@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
 from gpuwatch import __version__, api
-from gpuwatch.api.client import MOST_OF_ANSWER, Http, why, without_password
+from gpuwatch.api.client import MOST_OF_ANSWER, Http, is_url, why, without_password
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import harmless
 from gpuwatch.metrics import Sample
@@ -193,11 +193,8 @@ def _begin(finding: api.Finding, run: api.Run | None, now_s: float) -> Event:
 
 def _checked(url: str) -> str:
     """Return the URL of a collector. Raises: ConfigError, which does not show its password."""
-    with suppress(ValueError):  # an impossible port
-        parts = urlsplit(url)
-        is_base = url.isprintable() and not re.search(r"[\s?#]|/v1/(metrics|logs)/?$", url)
-        if is_base and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return url
+    if url.isprintable() and is_url(url) and not re.search(r"[\s?#]|/v1/(metrics|logs)/?$", url):
+        return url
     where = re.sub("//.*@", "//", url)  # a password may have a slash, which makes the URL wrong
     raise ConfigError(f"--otlp {where}: give the collector's URL without /v1/metrics, e.g. http://127.0.0.1:4318")
 

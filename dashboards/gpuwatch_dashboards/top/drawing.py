@@ -6,10 +6,9 @@ waiting, punctuation is trouble. Names, evidence and advice come from other proc
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil
-from statistics import median
 
+import numpy as np
 from rich.color import Color
 from rich.console import Console
 from rich.style import Style
@@ -19,6 +18,7 @@ from gpuwatch.api import Points, Series
 from gpuwatch.formatting import harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import STATES, Look, Unit, display
+from gpuwatch_dashboards.query import Line
 
 GLYPHS: dict[str, str] = {
     "compute": "█", "eval": "▓", "checkpoint": "▒", "compile": "=", "startup": "░", "transfer": "▞", "input_wait": "╱",
@@ -187,19 +187,17 @@ def buckets(points: Points, width: int, start_s: float, end_s: float) -> list[fl
     An interval includes its end, not its start. One that is shorter than the sampling interval takes the value of the
     next sample, which was measured over it.
     """
-    found: list[list[float]] = [[] for _ in range(width)]
-    gaps: set[int] = set()
-    for time_s, value in points:
-        if not start_s < time_s <= end_s or width <= 0:
-            continue
-        column = min(width - 1, int((time_s - start_s) / (end_s - start_s) * width - 1e-9))
-        if value is None:
-            gaps.add(column)
-        else:
-            found[column].append(value)
-    means = [sum(values) / len(values) if values else None for values in found]
-    apart_s = [after - before for before, after in pairwise(time_s for time_s, value in points if value is not None)]
-    reach = ceil(median(apart_s) / ((end_s - start_s) / max(1, width)) - 1e-6) if apart_s else 1
+    if width <= 0:
+        return []
+    line, edges_s = Line.of(points), np.linspace(start_s, end_s, width + 1)
+    columns = np.searchsorted(edges_s, line.times_s) - 1
+    inside = (columns >= 0) & (columns < width)
+    counts = np.bincount(columns[inside], minlength=width)
+    sums = np.bincount(columns[inside], line.values[inside], width)
+    means = [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
+    gaps = {int(np.searchsorted(edges_s, time_s)) - 1 for time_s, value in points if value is None}
+    apart_s = np.diff(line.times_s)
+    reach = ceil(np.median(apart_s) / (edges_s[1] - start_s) - 1e-6) if apart_s.size else 1
     filled = list(means)
     for column, mean in enumerate(means):
         for before in range(column - 1, max(-1, column - reach), -1):

@@ -5,8 +5,10 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+import yaml
 from rich.console import Console
 from rich.text import Text
 
@@ -24,25 +26,7 @@ TALL = 40  # from this height on curves have several lines, and the shares of ti
 SMALL = 30  # below this height separator lines are left out
 LEAST_AREA, MOST_AREA = 4, 10
 LEAST_WIDTH = 40
-KEYS = (
-    ("↑ ↓  j k", "select a run, or a GPU on the GPUs page; on pages without a list: scroll"),
-    ("g", "GPUs of the node, and the last minutes of the selected one; again: back"),
-    ("Enter", "on the GPUs page: go to the run that holds the selected GPU"),
-    ("f", "findings of all runs and GPUs; again: back"),
-    ("p", "all panels that an agent can answer; again: back"),
-    ("J K", "scroll the part below the list"),
-    ("Esc  r", "back to the runs"),
-    ("PgUp PgDn Home End", "move by pages, or to an end"),
-    ("?", "this page"),
-    ("q", "quit"),
-)
-_READING = (
-    "A bar is all of the time, divided by state: its shares add up to 100%.",
-    "In a legend the first number is the share of the last minute, the one in parentheses that of the whole run.",
-    "Curves show the last 5 minutes; a gap is time without samples. The number is the latest value.",
-    "A finding marked └ is a consequence of the one above it: follow that one's advice first.",
-    "“1.91× to 2.58× faster” is the predicted effect of the advice; “up to 2.60× faster” is an upper bound.",
-)
+HELP = yaml.safe_load(Path(__file__).with_name("help.yml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -160,12 +144,12 @@ def away(error: SourceError, width: int) -> list[Text]:
 
 def help_lines(width: int) -> list[Text]:
     lines = [rule("Keys", width)]
-    for keys, text in KEYS:
+    for keys, text in HELP["keys"]:
         lines += wrapped(text, width - 1, "", 22, words(f"  {keys}", BOLD))
     lines.append(rule("States", width))
     lines += flowed([swatch(state).append(f" {look.name}") for state, look in STATES.items()], width, 2, "   ")
     lines.append(rule("How to read it", width))
-    return lines + [line for text in _READING for line in wrapped(text, width - 1, "", 2)]
+    return lines + [line for text in HELP["reading"] for line in wrapped(text, width - 1, "", 2)]
 
 
 def once(reader: Reader, width: int) -> list[Text]:

@@ -48,7 +48,8 @@ def as_text(checks: Sequence[Outcome], title: str, columns: int | None = None) -
                 texts = [line for text in texts for line in textwrap.wrap(text, columns, subsequent_indent=indent)]
                 texts[0] = typer.style(check.status, **_STYLES[check.status]) + texts[0].removeprefix(check.status)
             lines += texts
-    return "\n".join([*lines, "", summary(checks)])
+    summary = ", ".join(f"{status}: {count}" for status, count in _counts(checks).items())
+    return "\n".join([*lines, "", summary])
 
 
 def as_json(checks: Sequence[Outcome], version: str, host: str) -> str:
@@ -57,8 +58,3 @@ def as_json(checks: Sequence[Outcome], version: str, host: str) -> str:
 
 def _counts(checks: Sequence[Outcome]) -> dict[Status, int]:
     return {status: sum(check.status == status for check in checks) for status in _STYLES}
-
-
-def summary(checks: Sequence[Outcome]) -> str:
-    """Return e.g. "problem: 1, warning: 0, ok: 19, skipped: 4"."""
-    return ", ".join(f"{status}: {count}" for status, count in _counts(checks).items())

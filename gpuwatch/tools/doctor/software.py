@@ -5,8 +5,8 @@ import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from gpuwatch.api.client import is_url
 from gpuwatch.diagnosis.rates import parse_price
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.doctor.machine import DISTRIBUTION, Machine
@@ -110,15 +110,6 @@ def _installed(machine: Machine, extra: str | None) -> Outcome:
         return problem(found, f"pip install --upgrade {DISTRIBUTION}")
     remedy = f"pip install --upgrade '{DISTRIBUTION}[{extra}]'   (needed on machines that run gpuwatch {extra})"
     return problem(found, remedy) if old else warning(found, remedy)
-
-
-def is_url(value: str) -> bool:
-    """Return whether a value is an HTTP URL with a host and, if any, a usable port."""
-    try:
-        parts = urlsplit(value)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def is_address(value: str) -> bool:

@@ -91,7 +91,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         generated_s=now_s,
         run=run,
         **{name: getattr(first, name) for name in _OF_RUN},
-        status=_status(ranks),
+        status=next(each for each in ("lost", "running", "ended") if any(rank.status == each for rank in ranks)),
         timeline=timeline,
         started_s=started_s,
         until_s=until_s,
@@ -114,11 +114,6 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         steps_over_time=_steps_over_time(source.steps(run, first.rank, _POINTS) or Steps()),
         cost=_cost(ranks, prices),
     )
-
-
-def _status(ranks: Sequence[Run]) -> str:
-    found = {rank.status for rank in ranks}
-    return next(status for status in ("lost", "running", "ended") if status in found)
 
 
 def _ordered(states: Mapping[str, float]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.errors import SourceError
 from gpuwatch.hook.identity import identify
-from gpuwatch.tools.reports.job import job_text, of_runs
+from gpuwatch.tools.reports.ledgers import job_text, of_runs
 from gpuwatch_agent.exporter import job_samples
 from gpuwatch_agent.runs import ENDED, LOST, Run, read_record
 from gpuwatch_agent.runs.jobs import MAX_ATTEMPTS, MAX_JOBS, Jobs

@@ -12,7 +12,7 @@ from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.metrics import Sample
 from gpuwatch.tools.reports.gather import _cost
-from gpuwatch.tools.reports.job import of_runs
+from gpuwatch.tools.reports.ledgers import of_runs
 from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors.drivers import DriverCollector, GpuDevice
 from gpuwatch_agent.gpus import Account, GpuLedgers, GpuReading, GpuRecord

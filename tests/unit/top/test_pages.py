@@ -18,7 +18,7 @@ from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.top import Facts
 from gpuwatch_dashboards.top.drawing import fitted
-from gpuwatch_dashboards.top.pages import KEYS, PageName, View, once
+from gpuwatch_dashboards.top.pages import HELP, PageName, View, once
 from gpuwatch_dashboards.top.sections import finding_lines
 from tests.unit.top.screens import FINDING, NOW, facts, node_traces, run, screen, trace
 
@@ -311,5 +311,5 @@ def test_golden_sample_of_the_documentation() -> None:
 def test_the_documentation_lists_every_key_of_the_help_page() -> None:
     rows = re.findall(r"^\| (`.*?) \|", DOCUMENT.read_text(), re.MULTILINE)
     listed = {key for row in rows for key in re.findall(r"`(.+?)`", row)}
-    helped = {key for keys, _ in KEYS for key in keys.split()} - {"Enter"}
+    helped = {key for keys, _ in HELP["keys"] for key in keys.split()} - {"Enter"}
     assert helped <= listed

@@ -1,63 +1,48 @@
-"""A job's ledger as text: of one node, as its agent has it, or of all nodes, as Prometheus has joined it by the recording rules."""
+"""A job's ledger, of one node as its agent has it, or of all nodes; and a week of users, a team or the site: as records and as text.
+
+What is of several nodes comes from Prometheus, by the recording rules.
+"""
 
 import json
 import re
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from string import Template
 from typing import Any
 
 from gpuwatch import api
-from gpuwatch.api.client import LONG_TIMEOUT_S, Prometheus
+from gpuwatch.alerting.render import template
+from gpuwatch.api.client import LONG_TIMEOUT_S, Prometheus, Vector
 from gpuwatch.diagnosis.rates import money, total_cost
 from gpuwatch.diagnosis.report import explained, labelled, shares_text
 from gpuwatch.formatting import duration, harmless, percent
-from gpuwatch.ledger.states import shares
+from gpuwatch.ledger.states import LOST_KINDS, shares
 from gpuwatch.tools.reports.display import energy
 
 _KINDS = {"compute": "useful", "input_wait": "starved", "stalled": "stalled"}
-NO_LOSS = 'cause!~"gpu_saturated|compute_bound"'  # leaves out the findings that say that all is well
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
-_END = "instance_job_id:gpuwatch_job_end:timestamp{$of}"
-_JOINED = f"and on (job, instance, job_id) {_END}"  # what other nodes served longer ago is in no recorded series
-# Of the GPUs of its runs, and of those that the scheduler gave to it and no run held.
-_OF_GPUS = 'sum by (kind) (sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{run=~"$runs"}[$window])'
-_OF_GPUS += ' or sum_over_time(owner_kind:gpuwatch_gpu_$metric:increase5m{$of,run=""}[$window])) > 0'
-_NUMBERS = {
-    "wall_s": "max(job_id:gpuwatch_job:seconds{$of})",
-    "goodput_ratio": "max(job_id:gpuwatch_job_goodput:ratio{$of})",
-    "repeated_s": "sum(instance_job_id:gpuwatch_job_repeated:last{$of})",
-    "redone_elsewhere_ratio": "max(job_id:gpuwatch_job_redone_elsewhere:share{$of})",
-    "redone_elsewhere_steps": "max(job_id:gpuwatch_job_redone_elsewhere:steps{$of})",
-    "steps": "max(instance_job_id:gpuwatch_job_next_step:last{$of}) - min(instance_job_id:gpuwatch_job_first_step:last{$of})",
-    "nodes": f"count({_END})",
-    "attempts": f"sum(last_over_time(gpuwatch_job_attempts_total{{$of}}[$window]) {_JOINED})",
-}
-_BY = {
-    "state": f"sum by (state) (last_over_time(gpuwatch_job_seconds_total{{$of}}[$window]) {_JOINED})",
-    "currency": "site:gpuwatch_currency:info",
-    "run": "group by (run) (last_over_time(gpuwatch_job_start_timestamp_seconds{$of}[$window]))",
-    "cause": f'topk(3, sum by (cause) (sum_over_time(gpuwatch_finding_evidence_ratio{{run=~"$runs",{NO_LOSS}}}[$window])) > 0)',
-}
 
 
 def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | None:
     """Return the job as it was at its end, or is now, without what is not known; None where Prometheus does not know it. Raises: SourceError."""
     given = {"of": f"job_id={json.dumps(name, ensure_ascii=False)}", "window": "30d"}
+    queries = template("ledgers.yml")["job"]
 
-    def ask(expr: str, by: str = "") -> dict[str, float]:
-        found = prometheus.instant(Template(expr).substitute(given), now_s, LONG_TIMEOUT_S)
+    def ask(expr: str, by: str = "", **more: str) -> dict[str, float]:
+        found = prometheus.instant(Template(expr).substitute(given, **more), now_s, LONG_TIMEOUT_S)
         return {labels.get(by, ""): value for labels, value in found}
 
-    end = ask(f"max(last_over_time({_END}[$window]))")
+    end = ask(queries["end"])
     now_s = min([now_s, *(end_s + _AFTER_S for end_s in end.values())])
-    if not (wall := ask(_NUMBERS["wall_s"])):
+    if not (wall := ask(queries["numbers"]["wall_s"])):
         return None
     given["window"] = f"{wall[''] + _AFTER_S:.0f}s"
-    runs = sorted(ask(_BY["run"], "run")) or [name]
+    runs = sorted(ask(queries["by"]["run"], "run")) or [name]
     given["runs"] = json.dumps("|".join(map(re.escape, runs)), ensure_ascii=False)[1:-1]
-    numbers = {key: found[""] for key, expr in _NUMBERS.items() if (found := ask(expr))}
-    states, causes, currency = (ask(_BY[label], label) for label in ("state", "cause", "currency"))
-    hours, joules, cost = (ask(_OF_GPUS.replace("$metric", of), "kind") for of in ("hours", "energy_joules", "cost"))
+    numbers = {key: found[""] for key, expr in queries["numbers"].items() if (found := ask(expr))}
+    states, causes, currency = (ask(queries["by"][label], label) for label in ("state", "cause", "currency"))
+    hours, joules, cost = (ask(queries["kind"], "kind", metric=of) for of in ("hours", "energy_joules", "cost"))
     gpus = {"gpu_hours": hours, "energy_joules": joules, **({"cost": cost["all"]} if cost else {})}
     about = {"currency": next(iter(currency), ""), "causes": sorted(causes, key=lambda cause: -causes[cause])}
     return {"job": name, **numbers, "states": _closed(states, numbers), **gpus, **about, "runs": runs}
@@ -134,4 +119,75 @@ def job_text(job: Mapping[str, Any]) -> str:
     if not is_joined and not has_numbers:
         how = "give the global step, by watch(loader, start=…) or Watch(step=…): redone steps are then counted"
         lines += labelled("do", how, indent=10)
+    return "\n".join(map(harmless, lines))
+
+
+_DAY_S = 86400
+_USERS, _RUNS, _LEAST_HOURS = 20, 3, 0.1  # users, runs of each, and what a run loses that is worth a line
+
+
+def digest(prometheus: Prometheus, users: str, days: int, now_s: float) -> dict[str, Any]:
+    """Return what the GPUs of the users whose names match a regular expression did in the last days. Raises: SourceError.
+
+    `gpu_hours` and `cost` by kind of all of them (`cost` is empty without a price), and `users` by name, at most 20, who lost most first: each
+    the same, and `runs`, the ones that lost most: `lost_hours`, and of their findings the `cause` that took most, with its `advice`.
+    """
+
+    queries = template("ledgers.yml")["digest"]
+
+    def ask(expr: str, at_s: float, **given: str) -> Vector:
+        quoted = {name: json.dumps(value, ensure_ascii=False)[1:-1] for name, value in given.items()}
+        return prometheus.instant(Template(expr).substitute(quoted, window=f"{days}d"), at_s, LONG_TIMEOUT_S)
+
+    def spent(metric: str) -> Mapping[tuple[str | None, str | None], Counter[str]]:
+        """Return the time by kind of each user's run, of each user (None: of all runs), and of all (None, None)."""
+        found: defaultdict[tuple[str | None, str | None], Counter[str]] = defaultdict(Counter)
+        for day in range(days):
+            for labels, value in ask(queries["day"], now_s - day * _DAY_S, metric=metric, users=users):
+                for owner in ((labels["user"], labels.get("run", "")), (labels["user"], None), (None, None)):
+                    found[owner].update({labels["kind"]: value})
+        return found
+
+    hours, cost = spent("hours"), spent("cost")
+    everyone = sorted({user for user, _ in hours if user}, key=lambda user: -lost(hours[user, None]))
+    about: dict[Any, dict[str, Any]]
+    about = {user: {"gpu_hours": hours[user, None], "cost": cost[user, None]} for user in (None, *everyone)}
+    named = everyone[:_USERS]
+    for user in named:
+        worst = sorted(((lost(kinds), run) for (own, run), kinds in hours.items() if own == user and run), reverse=True)
+        about[user]["runs"] = {run: {"lost_hours": of_run} for of_run, run in worst[:_RUNS] if of_run >= _LEAST_HOURS}
+    if runs := "|".join(re.escape(run) for user in named for run in about[user]["runs"]):
+        why = {
+            of: {each["run"]: each[of] for each, _ in ask(expr, now_s, runs=runs)}
+            for of, expr in queries["why"].items()
+        }
+        for run, of_run in (item for user in named for item in about[user]["runs"].items()):
+            of_run |= {of: by_run[run] for of, by_run in why.items() if run in by_run}
+    currency = next((labels["currency"] for labels, _ in ask(queries["currency"], now_s)), "")
+    return {"days": days, **about[None], "currency": currency, "users": {user: about[user] for user in named}}
+
+
+def lost(kinds: Mapping[str, float]) -> float:
+    return sum(kinds.get(kind, 0.0) for kind in LOST_KINDS)
+
+
+def digest_text(found: Mapping[str, Any], now_s: float) -> str:
+    """Return what `digest` returns as plain text."""
+
+    def about(spent: Mapping[str, Any]) -> list[str]:
+        hours, cost, currency = spent["gpu_hours"], spent["cost"], found["currency"]
+        of_cost = f", {money(lost(cost), currency)}" if cost else ""
+        lost_line = f"  lost    {lost(hours):.3g} GPU-hours, {percent(lost(hours) / (hours['all'] or 1.0))}{of_cost}"
+        held = {"gpu_hours": hours, "currency": currency} | ({"cost": cost["all"]} if cost else {})
+        return [*held_lines(held), lost_line]
+
+    day = time.strftime("%Y-%m-%d", time.localtime(now_s))
+    users = found["users"]
+    lines = [f"gpuwatch · {found['days']} days to {day} · {len(users)} user{'s' * (len(users) != 1)}", *about(found)]
+    for user, spent in users.items():
+        lines += ["", user, *(about(spent) if len(users) > 1 else ())]
+        for run, of_run in spent["runs"].items():
+            cause = f": {of_run['cause']}" if "cause" in of_run else ""
+            lines.append(f"  {run} lost {of_run['lost_hours']:.3g} GPU-hours{cause}")
+            lines += labelled("do", of_run["advice"], indent=10) if of_run.get("advice") else ()
     return "\n".join(map(harmless, lines))
