@@ -31,6 +31,7 @@ def trace(
     if pid is None:
         pid = targets_of(Client(agent, "give --agent URL, or --pid"), run, rank, Path())[0].pid
     file = output or Path(f"gpuwatch-trace-{file_name(run)}-rank{rank}.json")
+    typer.echo(f"waiting for {steps} steps of pid {pid}", err=True)
     try:
         file.write_bytes(ask(pid, steps=steps))
     except OSError as error:

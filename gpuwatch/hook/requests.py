@@ -5,6 +5,7 @@ Nothing listens: the background thread looks for a request twice a second, and r
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuwatch.errors import GpuwatchError
+from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.host.frames import stacks
 from gpuwatch.host.proc import own_number
 
@@ -42,6 +44,7 @@ class Requests:
         self._files = f"/tmp/gpuwatch-{os.getuid()}/{os.getpid()}"
         self._steps_left = 0  # of the trace that was asked for
         self._profiler: Any = None  # while it is taken
+        self._patches = Patches()
 
     def check(self) -> None:
         """Take a request, if there is one. A link or a pipe is none, nor is another user's file or folder."""
@@ -68,25 +71,43 @@ class Requests:
             return
         try:
             if self._profiler is None:
-                self._profiler = sys.modules["torch"].profiler.profile()
+                torch = sys.modules["torch"]
+                if torch.autograd._profiler_enabled():
+                    raise RuntimeError("the program's own runs")
+                self._profiler, self._patches = torch.profiler.profile(), Patches()
                 self._profiler.start()
+                for name in ("_prepare_profiler", "_enable_profiler"):
+                    self._patches.wrap(torch.autograd.profiler, name, self._give_way)
             else:
                 self._steps_left -= 1
             self._recorder.leave_steady()
             self._recorder.sample_after(1)
             if not self._steps_left:
                 self.end_trace()
-        except Exception as error:  # the program's own profiler runs, say
+        except Exception as error:
             self._steps_left, self._profiler = 0, None
             self._refuse(f"torch's profiler failed: {error!r}")
 
     def end_trace(self, at_end: bool = False) -> None:
         """Stop the trace, if one is taken, and write it: in a thread, but at the run's end."""
         profiler, self._profiler, self._steps_left = self._profiler, None, 0
+        self._patches.restore()
         if profiler is not None:
             profiler.stop()
+            if profiler.profiler.kineto_results is None:  # torch ends the process when that is written
+                raise RuntimeError("it was ended by another one")
             writing = threading.Thread(target=self._answer, args=(profiler.export_chrome_trace,), daemon=True)
             writing.run() if at_end else writing.start()
+
+    def _give_way(self, begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """End the trace, as the program's own profile begins: torch can take only one at a time."""
+        try:
+            self.end_trace()
+            if begin.__name__ == "_enable_profiler":  # what was prepared before the trace began is gone
+                sys.modules["torch"].autograd.profiler._prepare_profiler(*args, **kwargs)
+        except Exception as error:
+            self._refuse(f"torch's profiler failed: {error!r}")
+        return begin(*args, **kwargs)
 
     def _refuse(self, why: str) -> None:
         self._answer(lambda path: Path(path).write_bytes(msgspec.json.encode({"error": why})))
@@ -125,9 +146,12 @@ class Requests:
 
 
 def ask(pid: int, **wanted: Any) -> bytes:
-    """Return a process's answer to a request with these fields, once it has one. Raises: GpuwatchError."""
+    """Return a process's answer to a request with these fields, once it and all before have one. Raises: GpuwatchError."""
+    process, turn = Path(f"/proc/{pid}"), None
     try:
-        uid, process = Path(f"/proc/{pid}").stat().st_uid, Path(f"/proc/{pid}")
+        turn = os.open(process, os.O_RDONLY)
+        fcntl.flock(turn, fcntl.LOCK_EX)  # else one gets the answer to the other's request
+        uid = process.stat().st_uid
         is_here = (process / "ns/mnt").stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino
         folder = Path("/" if is_here else process / "root") / f"tmp/gpuwatch-{uid}"
         if not folder.exists():
@@ -156,6 +180,9 @@ def ask(pid: int, **wanted: Any) -> bytes:
         answer.unlink()
     except OSError as error:
         raise GpuwatchError(f"pid {pid} cannot be asked: {error.strerror}: {error.filename}") from error
+    finally:
+        if turn is not None:
+            os.close(turn)
     if text.startswith(b'{"error":'):
         raise GpuwatchError(f"pid {pid}: {msgspec.json.decode(text)['error']}")
     return text

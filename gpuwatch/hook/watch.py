@@ -108,6 +108,7 @@ class Watch:
                 self.session.guard(_read_config, "reading the configuration", Path(config))
             self.session.log_to("auto" if log is None and is_set("GPUWATCH_LOG") else log)
             open_watches.append(self)
+            self.session.torch_hooks.optimizer.is_covered = self._is_covered
             self.session.guard(self.session.torch_hooks.phases.install)
             if step is not None:
                 self.session.count_from(lambda: step)
@@ -216,6 +217,11 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _is_covered(self) -> bool:
+        """Whether a Watch that was opened later has the steps of this thread: an earlier one that was not closed counts them no second time."""
+        newest_first = (each for each in reversed(open_watches) if each is self or each._recorder.thread == get_ident())
+        return next(newest_first, self) is not self
 
     def _at_exit(self) -> None:
         if os.getpid() == self.identity.pid:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,76 @@ def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path, kind: str, pa
             assert len({each["ts"] for each in made}) == steps
             assert any(each.get("name") == "aten::linear" for each in events)
         assert process.poll() is None
+
+
+def test_those_who_ask_at_once_get_their_own_answers(tmp_path: Path) -> None:
+    with training(tmp_path, "loader", "--trace") as process:
+        when_it_answers(process.pid, seconds=0.1)
+        with ThreadPoolExecutor() as pool:
+            asked = {steps: pool.submit(ask, process.pid, steps=steps) for steps in (4, 8, 12)}
+            sampled = pool.submit(ask, process.pid, seconds=0.2)
+            for steps, answer in asked.items():
+                events = json.loads(answer.result(60))["traceEvents"]
+                made = [each for each in events if str(each.get("name", "")).startswith("Optimizer.step#SGD")]
+                assert len({each["ts"] for each in made}) == steps
+            assert "speedscope" in json.loads(sampled.result(60))["$schema"]
+
+
+PROFILED = """
+import json, os, sys, threading, time, torch
+import gpuwatch
+from gpuwatch.hook.requests import ask
+
+kind, found = sys.argv[1], {}
+
+def follow():
+    try:
+        events = json.loads(ask(os.getpid(), steps=200))["traceEvents"]
+        found["trace"] = len({each["ts"] for each in events if str(each.get("name", "")).startswith("Optimizer.step#SGD")})
+    except Exception as error:
+        found["trace"] = str(error)
+
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+w = gpuwatch.Watch(trace=True, quiet=True)
+schedule = torch.profiler.schedule(wait=0, warmup=100, active=30, repeat=1) if kind == "warms up" else None
+profile = torch.profiler.profile(schedule=schedule)
+asking, begun = threading.Thread(target=follow), False
+for step in w.steps(range(100_000)):
+    model(torch.randn(4, 16)).square().mean().backward()
+    optimizer.step()
+    tracing = torch.autograd._profiler_enabled()
+    if step == 10:
+        asking.start()
+    if not begun and (tracing if kind == "begins" else step == 9):
+        profile.start()
+        begun, began = True, step
+    elif begun:
+        profile.step()
+        if step == began + (130 if kind == "warms up" else 400):
+            profile.stop()
+            break
+    time.sleep(0.01 if kind != "begins" else 0.002)
+asking.join(30)
+found["own"] = sum(each.count for each in profile.key_averages() if each.key.startswith("Optimizer.step#SGD"))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(("kind", "own_steps"), [("runs", 400), ("begins", 400), ("warms up", 30)])
+def test_the_program_s_own_profile_is_complete_whatever_is_asked_meanwhile(
+    tmp_path: Path, kind: str, own_steps: int
+) -> None:
+    (tmp_path / "train.py").write_text(PROFILED)
+    command = [sys.executable, "train.py", kind]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["own"] == own_steps, found
+    if kind == "runs":
+        assert "the program's own" in found["trace"], found
+    else:
+        assert 0 < found["trace"] < 200, "what was traced until then"
 
 
 def test_by_the_run_s_name_and_only_where_it_is_allowed(tmp_path: Path) -> None:

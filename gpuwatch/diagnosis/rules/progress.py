@@ -7,6 +7,7 @@ from statistics import median
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, lone
 from gpuwatch.diagnosis.thresholds import Thresholds
@@ -63,9 +64,10 @@ def _waited_for(window: Window) -> tuple[int | None, list[Evidence]]:
         newest[each.group] = max(each, newest.get(each.group, each), key=lambda issued: issued.number)
     behind: dict[int, Collective] = {}
     for rank, one in still.items():
-        issued = {each.group: each.number for each in one.collectives}
+        issued = {each.group: each for each in one.collectives}
         for group, last in newest.items():
-            if issued.get(group, 0 if last.of_all_ranks else last.number) < last.number:
+            own = issued.get(group, replace(last, number=0) if last.of_all_ranks else last)
+            if own.number < last.number or (own.pending and own.operation != last.operation):
                 behind.setdefault(rank, last)
     waiting = {rank: each for rank in behind for each in still[rank].collectives if each.pending}
     late = [rank for rank in behind if rank not in waiting] or list(behind)

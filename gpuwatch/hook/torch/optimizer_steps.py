@@ -46,6 +46,9 @@ class OptimizerSteps:
         self._owner = object()
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
+        self.is_covered: Callable[[], bool] = lambda: (
+            False
+        )  # whether a Watch that was opened later has this thread's steps
         self.count = self._count_at_drop = 0
         self._has_failed = False
 
@@ -134,6 +137,9 @@ class OptimizerSteps:
         is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
             return  # a step of a watched loop, or a declared one
+        if self.is_covered():
+            self.give_way()
+            return
         is_bare = owner is self._owner and (self._is_hidden or bool(self._forward_hooks))  # no call was seen since
         if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
             return  # or one more optimizer of the same step

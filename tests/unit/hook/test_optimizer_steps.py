@@ -187,6 +187,21 @@ def test_a_model_that_is_no_module_has_steps_that_compute(training: Training) ->
     assert training.states_ms()["input_wait"] == pytest.approx(150), "from the second one on that has a module"
 
 
+def test_a_watch_that_was_not_closed_counts_no_steps_of_a_later_one(training: Training) -> None:
+    earlier = training.watch
+    for _ in earlier.steps(training.batches(5, 6)):
+        training.step(0, 10)
+    later = gpuwatch.Watch(quiet=True)  # the cell of a notebook that is run again, or the next function call of a sweep
+    for _ in later.steps(range(7)):
+        training.step(0, 10)
+    training.step(30, 10, loops=4)
+    assert earlier.report().steps == 5
+    assert later.report().steps in (10, 11), "what its own loop is followed by"
+    later.close()
+    training.step(30, 10, loops=4)
+    assert earlier.report().steps in (8, 9), "the only one that is open"
+
+
 def test_what_follows_the_last_step_is_none(training: Training) -> None:
     training.step(5, 10, loops=3)
     training.clock.sleep_ms(500)

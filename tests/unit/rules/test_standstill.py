@@ -69,6 +69,14 @@ def test_ranks_that_wait_in_different_collectives_are_named_all_and_none_is_the_
     ]  # fmt: skip
 
 
+def test_a_rank_that_waits_in_another_collective_of_the_same_number_is_named() -> None:
+    gathers = Standstill("", (issued(6, True, operation="all_gather"),))
+    finding = diagnosed(WAITS, gathers, WAITS)
+    assert finding.rank is None
+    text = "rank 1 has not issued all_reduce 6 of group default_pg 0, which other ranks wait in: it waits in all_gather 6 of group default_pg 0"
+    assert late(finding) == [text]
+
+
 @pytest.mark.parametrize(
     "ranks",
     [
