@@ -8,16 +8,20 @@ of tensors, all of a step computes. And the count of optimizer steps distinguish
 import sys
 import threading
 from collections.abc import Callable
+from itertools import islice
 from threading import get_ident
+from traceback import walk_stack
 from typing import Any, Literal
 
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
 from gpuwatch.hook.torch.patches import Patches, remove_hooks
-from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
 _TEACHES, _OF_TEACHER = 5, 2
 """So many steps in a row begin with so few passes without gradients: those are no evaluation."""
+APART = 4  # what comes so many steps after the last time is not a part of each step
+_DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
 
 
 class OptimizerSteps:
@@ -27,17 +31,25 @@ class OptimizerSteps:
         """`begin` is called when a step bounded so begins to compute: not by the optimizer, whose hooks cannot be added to meanwhile."""
         self._recorder = recorder
         self._begin = begin
-        self._hooks: list[Any] = []  # after each step of an optimizer; once no module was called, before each too
+        self._hooks: list[Any] = []  # after each step of an optimizer; once it bounds steps, before each too
         self._bounded_by = 0  # the optimizer whose step began the open one
         self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
         self._evaluates = False  # whether its first step does not train
         self._recorded = 0  # how much autograd had recorded before that step, where no optimizer of torch's is known
         self._records = False  # whether it has recorded anything in the first step of any pass
         self._first_hooks: list[Any] = []  # while that is waited for
+        self._call_hooks: list[Any] = []  # while `await_call` waits
+        self._called: Callable[[Any], None] = lambda module: None
         self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
         self._pass = 0  # the module whose pass without gradients is open
         self._bare = 0  # passes without gradients in this wait
         self._with_teacher = 0  # steps in a row that begin with a teacher's
+        self._trained = self._in_mode_at = 0  # the module that is trained; `count` when it was last called otherwise
+        self._backwards = 0  # backward passes in the open step
+        self._of_last: dict[int, int] = {}  # those of the last step that this optimizer began
+        self._divides = True  # whether a step with several of them has several batches
+        self._awaits_more = False  # one of them, that is not the first
+        self._is_inside = False  # a backward pass, or an optimizer's step
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
         self._is_hidden = False  # a compiled function calls the model
         self._compiled: Any = None  # the class of compiled models, once it is prepared for hooks
@@ -47,6 +59,9 @@ class OptimizerSteps:
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
         self.count = self._count_at_drop = 0
+        self.trained_steps = self._trained_ns = (
+            0  # steps of loops in which an optimizer made one; when the last of them began
+        )
         self._has_failed = False
 
     def install(self) -> None:
@@ -58,6 +73,7 @@ class OptimizerSteps:
         """Leave torch as it was."""
         remove_hooks(self._hooks)
         remove_hooks(self._first_hooks)
+        remove_hooks(self._call_hooks)
         self._leave_forward()
         self._patches.restore()
 
@@ -84,7 +100,7 @@ class OptimizerSteps:
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
         if self.count and (modules := self._modules()) is not None:
             register = modules.register_module_forward_pre_hook
-            self._first_hooks.append(register(lambda module, _: self._guarded(self._note_call, module)))
+            self._first_hooks.append(register(lambda module, _: self.guarded(self._note_call, module)))
 
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer.
@@ -103,6 +119,19 @@ class OptimizerSteps:
             remove_hooks(self._first_hooks)  # none stays while a compiled model runs
             self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
 
+    def await_call(self, call: Callable[[Any], None] | None) -> None:
+        """Have this called with the next module that is called in the training thread; None: wait for none any more."""
+        remove_hooks(self._call_hooks)
+        if call is not None and (modules := self._modules()) is not None:
+            self._called = call
+            register = modules.register_module_forward_pre_hook
+            self._call_hooks.append(register(lambda module, _: self.guarded(self._note_awaited, module)))
+
+    def _note_awaited(self, module: Any) -> None:
+        if self._recorder.thread == get_ident():
+            remove_hooks(self._call_hooks)
+            self._called(module)
+
     @property
     def is_installed(self) -> bool:
         return bool(self._hooks)
@@ -114,9 +143,9 @@ class OptimizerSteps:
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """End the open step, if it is bounded by this, and begin the next one. (Torch passes its arguments too.)"""
-        self._guarded(self._step, id(optimizer))
+        self.guarded(self._step, id(optimizer))
 
-    def _guarded(self, call: Callable[..., None], *arguments: object) -> None:
+    def guarded(self, call: Callable[..., None], *arguments: object) -> None:
         """Call it. After an error nothing is done any more: training goes on without."""
         if self._has_failed:
             return
@@ -128,11 +157,14 @@ class OptimizerSteps:
 
     def _step(self, optimizer: int) -> None:
         self.count += 1
+        self._is_inside = False
         if self.count == 1:
             self.on_first()
         recorder, owner = self._recorder, self._recorder.step_owner
         is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
+            if self._trained_ns != recorder.begin_ns:
+                self._trained_ns, self.trained_steps = recorder.begin_ns, self.trained_steps + 1
             return  # a step of a watched loop, or a declared one
         is_bare = owner is self._owner and (self._is_hidden or bool(self._forward_hooks))  # no call was seen since
         if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
@@ -146,10 +178,12 @@ class OptimizerSteps:
             if recorder.activity is DATA_WAIT:  # the first such step: what of it was no wait is not known
                 recorder.end_part(now)
                 self.end(now)
-            if len(self._hooks) == 1:
-                self._hooks.append(at_each_optimizer_step(lambda *_: self._guarded(self._begin_bare), "pre"))
+        if len(self._hooks) == 1:
+            self._hooks.append(at_each_optimizer_step(lambda *_: self.guarded(self._optimizer_begins), "pre"))
+            self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
         recorder.end_step(now)
         recorder.begin_step(self._owner, now, by_optimizer=True)
+        self._of_last[self._bounded_by], self._backwards = self._backwards, 0
         self._bounded_by = optimizer
         if not is_bare and not self._is_hidden:
             recorder.begin_part(DATA_WAIT, now)
@@ -167,37 +201,42 @@ class OptimizerSteps:
     def _await_forward(self) -> None:
         if (modules := self._modules()) is not None:
             self._forward_hooks = [
-                modules.register_module_forward_pre_hook(lambda module, _: self._guarded(self._begin_forward, module)),
-                modules.register_module_forward_hook(lambda module, *_: self._guarded(self._end_forward, module)),
+                modules.register_module_forward_pre_hook(lambda module, _: self.guarded(self._begin_forward, module)),
+                modules.register_module_forward_hook(lambda module, *_: self.guarded(self._end_forward, module)),
             ]
 
     def _call_compiled(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a model that is compiled as a whole without hooks: torch warns of them, and would compile it again."""
         if self._recorder.thread != get_ident():
             return original(module, *args, **kwargs)
-        for hooks, call in ((self._first_hooks, self._note_call), (self._forward_hooks, self._begin_forward)):
+        for hooks, call in (
+            (self._first_hooks, self._note_call),
+            (self._call_hooks, self._note_awaited),
+            (self._forward_hooks, self._begin_forward),
+        ):
             if hooks:
-                self._guarded(call, module)
+                self.guarded(call, module)
         awaited = remove_hooks(self._forward_hooks)  # it is a pass without gradients
         try:
             return original(module, *args, **kwargs)
         finally:
             if awaited:
-                self._guarded(self._end_forward, module)
-                self._guarded(self._await_forward)
+                self.guarded(self._end_forward, module)
+                self.guarded(self._await_forward)
 
     def compiles(self) -> None:
         """Torch compiles a function: if that was to call a model, steps have no wait from now on, and passes are not known to be evaluations."""
-        if self._recorder.thread == get_ident() and (self._forward_hooks or self._first_hooks):
+        if self._recorder.thread == get_ident() and (self._forward_hooks or self._first_hooks or self._call_hooks):
             self._is_hidden = True
             remove_hooks(self._first_hooks)
+            remove_hooks(self._call_hooks)
             if self._forward_hooks:
-                self._guarded(self._compute, self._recorder.clock())
+                self.guarded(self._compute, self._recorder.clock())
 
     def _begin_forward(self, module: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
         recorder = self._recorder
-        trains = sys.modules["torch"].is_grad_enabled()
+        trains = (sys.modules["torch"].is_grad_enabled() or _is_checkpointed()) and not self._is_in_mode(module)
         is_inner = not trains and self._pass not in (0, id(module))  # of another module's pass
         if recorder.thread != get_ident() or is_inner or (recorder.in_phase and not self._level):
             return
@@ -219,6 +258,15 @@ class OptimizerSteps:
             self._with_teacher = 0
         self._compute(now)
 
+    def _is_in_mode(self, module: Any) -> bool:
+        """Whether the module that is trained is called in the mode of an evaluation, which the last steps have not done."""
+        if module.training:
+            self._trained = id(module)
+        if module.training or self._trained != id(module):
+            return False
+        before, self._in_mode_at = self._in_mode_at, self.count
+        return self._level > 0 or self.count - before >= APART
+
     def _compute(self, now: int) -> None:
         """The open step computes from now on."""
         recorder, level = self._recorder, self._level
@@ -226,14 +274,49 @@ class OptimizerSteps:
         if level:
             recorder.exit(level, now)
         self._leave_forward()
-        self._begin()
+        if not self._awaits_more:
+            self._begin()
+        self._awaits_more = False
         if recorder.step_owner is self._owner and recorder.activity is DATA_WAIT:
             recorder.end_part(now)
 
-    def _begin_bare(self) -> None:
-        """An optimizer's step begins in a step in which no module was called."""
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a backward pass, after which the wait for the step's next batch begins, if the step before had more passes."""
         recorder = self._recorder
-        if recorder.step_owner is self._owner and recorder.thread == get_ident() and recorder.activity is not DATA_WAIT:
+        if recorder.step_owner is not self._owner or recorder.thread != get_ident() or self._is_inside:
+            return original(*args, **kwargs)
+        self._is_inside = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._is_inside = False
+            self.guarded(self._end_backward)
+
+    def _end_backward(self) -> None:
+        recorder = self._recorder
+        self._divides &= not self._await_no_more()  # no module was called for it: it is one more of the same batch
+        self._backwards += 1
+        more = self._divides and not self._is_hidden and self._backwards < self._of_last.get(self._bounded_by, 0)
+        if more and recorder.doing() is IN_STEP:
+            self._awaits_more = True
+            recorder.begin_part(DATA_WAIT, recorder.clock())
+            self._await_forward()
+
+    def _await_no_more(self) -> bool:
+        """End the wait for one more batch of the step; return whether there was one."""
+        awaits, self._awaits_more = self._awaits_more, False
+        if awaits:
+            self._leave_forward()
+            self._recorder.end_part(self._recorder.clock())
+        return awaits
+
+    def _optimizer_begins(self) -> None:
+        recorder = self._recorder
+        if recorder.step_owner is not self._owner or recorder.thread != get_ident():
+            return
+        self._is_inside = True  # it may make passes of its own
+        is_bare = self._is_hidden or bool(self._forward_hooks)  # no module was called in the step
+        if not self._await_no_more() and is_bare and recorder.activity is not DATA_WAIT:
             self._begin()
 
     def _end_forward(self, module: Any) -> None:
@@ -246,6 +329,12 @@ class OptimizerSteps:
 def _recorded() -> int:
     """Return a number that grows with each operation of this thread that autograd records; 0 where torch has none."""
     return int(getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", int)())
+
+
+def _is_checkpointed() -> bool:
+    """Whether a module is called for activations that the backward pass will compute again, so that autograd records nothing of them."""
+    frames = islice(walk_stack(sys._getframe(1)), _DEPTH)
+    return any(each.f_code.co_name == "forward" and "checkpoint" in each.f_code.co_filename for each, _ in frames)
 
 
 def at_each_optimizer_step(call: Callable[..., None], when: Literal["pre", "post"] = "post") -> Any | None:
