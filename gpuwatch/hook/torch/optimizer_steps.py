@@ -262,7 +262,7 @@ class OptimizerSteps:
         """Whether the module that is trained is called in the mode of an evaluation, which the last steps have not done."""
         if module.training:
             self._trained = id(module)
-        if module.training or self._trained != id(module):
+        if module.training or self._trained != (self._pass or id(module)):
             return False
         before, self._in_mode_at = self._in_mode_at, self.count
         return self._level > 0 or self.count - before >= APART

@@ -603,6 +603,7 @@ def test_a_teachers_pass_in_each_step_is_no_evaluation(training: Training) -> No
 @pytest.mark.parametrize("steps", [5, 1], ids=["every five steps", "in each step"])
 def test_passes_with_gradients_in_the_mode_of_an_evaluation(training: Training, steps: int) -> None:
     """In each step they are a part of it, as adversarial examples are."""
+    training.model = torch.nn.Sequential(training.model)
     for number in range(21):
         training.step(5, 10)
         if number % steps == steps - 1:
