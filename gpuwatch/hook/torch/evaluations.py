@@ -104,7 +104,7 @@ class Evaluations:
         """End the one that is open in a step of this loop, or (None) between two, if there is one: with the step, or as a loop begins."""
         if owner is not self._owner:
             return
-        self._optimizer.await_call(None)
+        self._optimizer.await_call()
         level, self._level, self._until, self._owner = self._level, 0, None, None
         if level:
             self._is_off = self._optimizer.count != self._count

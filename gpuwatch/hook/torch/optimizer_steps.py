@@ -37,9 +37,8 @@ class OptimizerSteps:
         self._evaluates = False  # whether its first step does not train
         self._recorded = 0  # how much autograd had recorded before that step, where no optimizer of torch's is known
         self._records = False  # whether it has recorded anything in the first step of any pass
-        self._first_hooks: list[Any] = []  # while that is waited for
-        self._call_hooks: list[Any] = []  # while `await_call` waits
-        self._called: Callable[[Any], None] = lambda module: None
+        self._call_hooks: list[Any] = []  # while the next call of any module is waited for
+        self._awaited: list[Callable[[Any], None]] = []  # what is called then
         self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
         self._pass = 0  # the module whose pass without gradients is open
         self._bare = 0  # passes without gradients in this wait
@@ -59,9 +58,7 @@ class OptimizerSteps:
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
         self.count = self._count_at_drop = 0
-        self.trained_steps = self._trained_ns = (
-            0  # steps of loops in which an optimizer made one; when the last of them began
-        )
+        self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
         self._has_failed = False
 
     def install(self) -> None:
@@ -72,8 +69,7 @@ class OptimizerSteps:
     def remove(self) -> None:
         """Leave torch as it was."""
         remove_hooks(self._hooks)
-        remove_hooks(self._first_hooks)
-        remove_hooks(self._call_hooks)
+        self.await_call()
         self._leave_forward()
         self._patches.restore()
 
@@ -96,11 +92,10 @@ class OptimizerSteps:
 
     def first_step(self, of_pass: object) -> None:
         """A pass has its first batch; `evaluates` can tell after its first step whether it is an evaluation."""
-        remove_hooks(self._first_hooks)
+        self.await_call()
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
-        if self.count and (modules := self._modules()) is not None:
-            register = modules.register_module_forward_pre_hook
-            self._first_hooks.append(register(lambda module, _: self.guarded(self._note_call, module)))
+        if self.count:
+            self.await_call(self._note_call)
 
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer.
@@ -108,29 +103,32 @@ class OptimizerSteps:
         Without an optimizer of torch's: autograd has recorded nothing in it, but has in the first step of an earlier pass.
         """
         if self._pass_began[0] is of_pass:
-            remove_hooks(self._first_hooks)  # no module was called
+            self.await_call()  # no module was called
             if not self.count:
                 records = _recorded() > self._recorded
                 self._evaluates, self._records = self._records and not records, self._records or records
         return self._evaluates and self._pass_began == (of_pass, self.count)
 
     def _note_call(self, module: Any) -> None:
-        if self._recorder.thread == get_ident():
-            remove_hooks(self._first_hooks)  # none stays while a compiled model runs
-            self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
+        self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
 
-    def await_call(self, call: Callable[[Any], None] | None) -> None:
-        """Have this called with the next module that is called in the training thread; None: wait for none any more."""
-        remove_hooks(self._call_hooks)
-        if call is not None and (modules := self._modules()) is not None:
-            self._called = call
-            register = modules.register_module_forward_pre_hook
-            self._call_hooks.append(register(lambda module, _: self.guarded(self._note_awaited, module)))
-
-    def _note_awaited(self, module: Any) -> None:
-        if self._recorder.thread == get_ident():
+    def await_call(self, call: Callable[[Any], None] | None = None) -> None:
+        """Have this called, too, with the next module that the training thread calls; None: wait for none any more."""
+        if call is None:
             remove_hooks(self._call_hooks)
-            self._called(module)
+            self._awaited = []
+        elif (modules := self._modules()) is not None:
+            self._awaited.append(call)
+            if not self._call_hooks:
+                register = modules.register_module_forward_pre_hook
+                self._call_hooks.append(register(lambda module, _: self.guarded(self._note_calls, module)))
+
+    def _note_calls(self, module: Any) -> None:
+        awaited = self._awaited
+        if self._recorder.thread == get_ident():
+            self.await_call()  # none stays while a compiled model runs
+            for call in awaited:
+                call(module)
 
     @property
     def is_installed(self) -> bool:
@@ -209,11 +207,7 @@ class OptimizerSteps:
         """Call a model that is compiled as a whole without hooks: torch warns of them, and would compile it again."""
         if self._recorder.thread != get_ident():
             return original(module, *args, **kwargs)
-        for hooks, call in (
-            (self._first_hooks, self._note_call),
-            (self._call_hooks, self._note_awaited),
-            (self._forward_hooks, self._begin_forward),
-        ):
+        for hooks, call in ((self._call_hooks, self._note_calls), (self._forward_hooks, self._begin_forward)):
             if hooks:
                 self.guarded(call, module)
         awaited = remove_hooks(self._forward_hooks)  # it is a pass without gradients
@@ -226,10 +220,9 @@ class OptimizerSteps:
 
     def compiles(self) -> None:
         """Torch compiles a function: if that was to call a model, steps have no wait from now on, and passes are not known to be evaluations."""
-        if self._recorder.thread == get_ident() and (self._forward_hooks or self._first_hooks or self._call_hooks):
+        if self._recorder.thread == get_ident() and (self._forward_hooks or self._call_hooks):
             self._is_hidden = True
-            remove_hooks(self._first_hooks)
-            remove_hooks(self._call_hooks)
+            self.await_call()
             if self._forward_hooks:
                 self.guarded(self._compute, self._recorder.clock())
 
