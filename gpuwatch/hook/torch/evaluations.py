@@ -66,7 +66,7 @@ class Evaluations:
         return noted
 
     def _leaves_training(self, model: Any) -> None:
-        if model.training and self._is_apart():
+        if model.training and self._is_apart() and self._optimizer.trains(model):
             self._begin(model)
             self._train.install()
 

@@ -12,6 +12,7 @@ from itertools import islice
 from threading import get_ident
 from traceback import walk_stack
 from typing import Any, Literal
+from weakref import ref
 
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
 from gpuwatch.hook.torch.patches import Patches, remove_hooks
@@ -45,9 +46,9 @@ class OptimizerSteps:
         self._with_teacher = 0  # steps in a row that begin with a teacher's
         self._trained = self._in_mode_at = 0  # the module that is trained; `count` when it was last called otherwise
         self._backwards = 0  # backward passes in the open step
-        self._of_last: dict[int, int] = {}  # those of the last step that this optimizer began
-        self._divides = True  # whether a step with several of them has several batches
-        self._awaits_more = False  # one of them, that is not the first
+        self._followed = set[int]()  # those, by number, that one more forward pass has followed
+        self._of_last: dict[int, set[int]] = {}  # the same of the last step that this optimizer began
+        self._awaits_more = False  # whether such a forward pass is waited for
         self._is_inside = False  # a backward pass, or an optimizer's step
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
         self._is_hidden = False  # a compiled function calls the model
@@ -59,6 +60,7 @@ class OptimizerSteps:
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
         self.count = self._count_at_drop = 0
         self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
+        self._last: Callable[[], Any] = lambda: None  # the optimizer of the last of them
         self._has_failed = False
 
     def install(self) -> None:
@@ -130,6 +132,11 @@ class OptimizerSteps:
             for call in awaited:
                 call(module)
 
+    def trains(self, model: Any) -> bool:
+        """Whether the optimizer that a loop's step was last trained by changes this model."""
+        first = next(iter(getattr(self._last(), "param_groups", ())), {"params": ()})["params"][:1]
+        return any(each is parameter for each in first for parameter in model.parameters())
+
     @property
     def is_installed(self) -> bool:
         return bool(self._hooks)
@@ -141,7 +148,7 @@ class OptimizerSteps:
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """End the open step, if it is bounded by this, and begin the next one. (Torch passes its arguments too.)"""
-        self.guarded(self._step, id(optimizer))
+        self.guarded(self._step, optimizer)
 
     def guarded(self, call: Callable[..., None], *arguments: object) -> None:
         """Call it. After an error nothing is done any more: training goes on without."""
@@ -153,7 +160,8 @@ class OptimizerSteps:
             self._has_failed = True
             self._recorder.failed("bounding steps by the optimizer", error)
 
-    def _step(self, optimizer: int) -> None:
+    def _step(self, of: Any) -> None:
+        optimizer = id(of)
         self.count += 1
         self._is_inside = False
         if self.count == 1:
@@ -163,6 +171,7 @@ class OptimizerSteps:
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
             if self._trained_ns != recorder.begin_ns:
                 self._trained_ns, self.trained_steps = recorder.begin_ns, self.trained_steps + 1
+                self._last = ref(of)
             return  # a step of a watched loop, or a declared one
         is_bare = owner is self._owner and (self._is_hidden or bool(self._forward_hooks))  # no call was seen since
         if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
@@ -181,7 +190,7 @@ class OptimizerSteps:
             self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
         recorder.end_step(now)
         recorder.begin_step(self._owner, now, by_optimizer=True)
-        self._of_last[self._bounded_by], self._backwards = self._backwards, 0
+        self._of_last[self._bounded_by], self._followed, self._backwards = self._followed, set(), 0
         self._bounded_by = optimizer
         if not is_bare and not self._is_hidden:
             recorder.begin_part(DATA_WAIT, now)
@@ -233,6 +242,8 @@ class OptimizerSteps:
         is_inner = not trains and self._pass not in (0, id(module))  # of another module's pass
         if recorder.thread != get_ident() or is_inner or (recorder.in_phase and not self._level):
             return
+        if self._awaits_more and not trains:  # on the batch that was trained on, to log something
+            return
         now = recorder.clock()
         recorder.end_gap(now)
         if not trains:
@@ -267,14 +278,16 @@ class OptimizerSteps:
         if level:
             recorder.exit(level, now)
         self._leave_forward()
-        if not self._awaits_more:
+        if self._awaits_more:
+            self._followed.add(self._backwards)
+        else:
             self._begin()
         self._awaits_more = False
         if recorder.step_owner is self._owner and recorder.activity is DATA_WAIT:
             recorder.end_part(now)
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make a backward pass, after which the wait for the step's next batch begins, if the step before had more passes."""
+        """Make a backward pass, after which the wait for the step's next batch begins, if one was taken there in the step before."""
         recorder = self._recorder
         if recorder.step_owner is not self._owner or recorder.thread != get_ident() or self._is_inside:
             return original(*args, **kwargs)
@@ -287,21 +300,22 @@ class OptimizerSteps:
 
     def _end_backward(self) -> None:
         recorder = self._recorder
-        self._divides &= not self._await_no_more()  # no module was called for it: it is one more of the same batch
+        self._await_no_more()
         self._backwards += 1
-        more = self._divides and not self._is_hidden and self._backwards < self._of_last.get(self._bounded_by, 0)
-        if more and recorder.doing() is IN_STEP:
+        if not (self._forward_hooks or self._is_hidden) and recorder.doing() is IN_STEP:
             self._awaits_more = True
-            recorder.begin_part(DATA_WAIT, recorder.clock())
+            if self._backwards in self._of_last.get(self._bounded_by, ()):
+                recorder.begin_part(DATA_WAIT, recorder.clock())
             self._await_forward()
 
     def _await_no_more(self) -> bool:
-        """End the wait for one more batch of the step; return whether there was one."""
-        awaits, self._awaits_more = self._awaits_more, False
-        if awaits:
+        """Stop waiting for one more forward pass of the step; return whether it was waited for."""
+        awaited, self._awaits_more = self._awaits_more, False
+        if awaited:
             self._leave_forward()
-            self._recorder.end_part(self._recorder.clock())
-        return awaits
+            if self._recorder.activity is DATA_WAIT:
+                self._recorder.end_part(self._recorder.clock())
+        return awaited
 
     def _optimizer_begins(self) -> None:
         recorder = self._recorder

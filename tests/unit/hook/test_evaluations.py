@@ -204,6 +204,22 @@ def test_one_in_which_the_optimizer_makes_a_step_was_none_and_there_are_no_more(
     assert states == {"input_wait": 50, "compute": 240, "eval": 10}
 
 
+def test_another_model_that_is_made_in_a_step_is_none(loop: Loop) -> None:
+    """A teacher that is loaded at some time: the rest of the step was an evaluation, and there were none from then on."""
+    made: list[Any] = []
+
+    def load(number: int) -> None:
+        if number == 7:
+            made.append(torch.nn.Linear(2, 2).eval())
+            loop.training.clock.sleep_ms(20)
+
+    def evaluate(number: int) -> None:
+        if number == 15:
+            in_mode(loop)
+
+    assert loop.run(evaluate, before=load) == {"input_wait": 50, "compute": 270, "eval": 20}
+
+
 def test_a_loader_in_an_evaluation_is_a_part_of_it(loop: Loop) -> None:
     def validate(number: int) -> None:
         if each(number):

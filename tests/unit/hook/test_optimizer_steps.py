@@ -197,17 +197,31 @@ def test_steps_of_fewer_batches_than_the_one_before_wait_until_the_optimizer_beg
     for batches in (4, 4, 4, 2, 4, 4):
         accumulate(training, batches, clip_ms=1)
     states = training.states_ms()
-    assert states["input_wait"] == (3 + 12 + 7 + 6 + 12)
-    assert states["compute"] == (9 + 16 + 1) + 17 + 8 + (16 + 6 + 1) + 17
+    # After the second batch of the fourth step there is no third: until the optimizer begins it is waited for.
+    assert states["input_wait"] == (12 - 9) + 12 + (6 + 1) + (12 - 6) + 12
+    assert states["compute"] == (17 + 9) + 17 + 8 + (17 + 6) + 17
     assert training.watch.report().steps == 5
 
 
-def test_several_backward_passes_of_one_batch_are_no_batches(training: Training) -> None:
-    for _ in range(6):
-        accumulate(training, 1, of_one=3)
+@pytest.mark.parametrize("batches", [1, 3])
+def test_several_backward_passes_of_one_batch_are_no_batches(training: Training, batches: int) -> None:
+    for _ in range(7):
+        accumulate(training, batches, of_one=3)
     states = training.states_ms()
-    assert states["input_wait"] == 5 * 3 + 4, "once it is not known yet"
-    assert states["compute"] == 5 * 12 - 4
+    of_first = (batches - 1) * 3
+    assert states["input_wait"] == 6 * batches * 3 - of_first
+    assert states["compute"] == 6 * batches * 12 + of_first
+
+
+def test_a_pass_without_gradients_between_backward_pass_and_optimizer_is_logging(training: Training) -> None:
+    for _ in range(7):
+        training.clock.sleep_ms(3)
+        training.model(torch.ones(1, 2)).sum().backward()
+        with torch.no_grad():
+            training.model(torch.ones(1, 2))
+        training.clock.sleep_ms(5)
+        training.optimizers[0].step()
+    assert training.states_ms() == {"startup": 8, "input_wait": 18, "compute": 30}
 
 
 def test_backward_passes_of_a_closure_are_the_optimizers(training: Training) -> None:
