@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.programs import PROGRAMS, Program, frameworks, habits, heldout, loaders, loops, rl, unseen  # noqa: F401  they add their programs
+from benchmarks.programs import PROGRAMS, Program, frameworks, habits, heldout, loaders, loops, rl, tutorials, unseen  # noqa: F401  they add their programs
 from benchmarks.prose import wrapped
 from gpuwatch.commands.run import environment
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from benchmarks.programs import PROGRAMS, Clock, frameworks, habits, heldout, loaders, loops, rl, unseen  # noqa: F401  they add their programs
+from benchmarks.programs import PROGRAMS, Clock, frameworks, habits, heldout, loaders, loops, rl, tutorials, unseen  # noqa: F401  they add their programs
 from gpuwatch.hook import watch as hook
 
 _BEFORE_STEP = (

@@ -53,6 +53,7 @@ class Loop(Generic[T]):
             self.fetch = self.iterator.__next__
             return
         self._given, self.began_ns = loader, recorder.clock()
+        session.torch_hooks.evaluations.end(None)
         recorder.end_taken()
         level = recorder.enter(EVAL, self.began_ns) if self._is_evaluation() else 0
         if not level:
@@ -257,6 +258,9 @@ class Loop(Generic[T]):
     def _settle_level(self) -> None:
         """Leave what was entered inside this loop's last step and not left, such as a nested loop that was broken off."""
         recorder = self.recorder
+        self._session.torch_hooks.evaluations.end(self.owner)
+        if recorder.level == self._level:
+            return
         if self._level == 0 or recorder.is_open(self._level):
             inner = next(entry[0] for entry in recorder.levels if entry[0] > self._level)
             recorder.exit(inner, recorder.clock())
@@ -296,6 +300,7 @@ class Loop(Generic[T]):
         """The iterator is gone: at the loop's end, by a `break`, or by an exception in its body."""
         recorder = self.recorder
         if self.is_open and recorder.thread == get_ident():
+            self._session.torch_hooks.evaluations.end(self.owner)
             is_first = recorder.step_owner is self.owner and recorder.epoch_start and recorder.activity is IN_STEP
             is_first &= not self._nested and self._session.trained_nothing
             if is_first and self._session.torch_hooks.optimizer.feeds_one_batch():  # `next(iter(loader))` at each step

@@ -23,7 +23,7 @@ from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
 from gpuwatch.host.frames import ELSEWHERE, RECEIVING
-from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER
+from gpuwatch.ledger.states import COMPILE, COMPUTE, INPUT_WAIT, OTHER
 
 _EXPLAINED = ("burst_every_n", "input_unexplained")
 input_rule = partial(
@@ -454,7 +454,8 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     if place is None or not on_cpu or len(window.steps) < thresholds.min_steps or input_wait(window, thresholds):
         return None  # a loader that starves the training comes first
     lost, is_tiny = place.ratio * window.share(COMPUTE), window.mean_step.rest_s < _MOSTLY_CALLS_S
-    if is_tiny or place.ratio < thresholds.step_idle or lost < thresholds.phase_share:
+    least = thresholds.phase_share * (1 - window.share(COMPILE))  # which passes
+    if is_tiny or place.ratio < thresholds.step_idle or lost < least:
         return None
     return found(
         f"much of a training step is Python code outside of torch, most of it in {place}",
@@ -474,7 +475,7 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when no loader is watched, and ≥ `input_share` of the time is between an optimizer step and the next forward
     pass. Or, on a CPU, between forward passes without gradients (an environment); or ≥ `phase_share` outside of steps
-    and phases, half of it in one function; or, on a CPU, in one function of Python code that is not torch's."""
+    and phases, half of it in one function; or, on a CPU, in one function of Python code that is not torch's, compilations apart."""
     place, outside = window.between_place, window.share(OTHER) - sum(window.declared.values())
     trains = len(window.steps) >= thresholds.min_steps
     if trains and place is not None and place.ratio >= 0.5 and outside >= thresholds.phase_share:

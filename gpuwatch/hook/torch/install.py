@@ -13,6 +13,7 @@ from gpuwatch.hook.torch.breakdown import Breakdown
 from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
+from gpuwatch.hook.torch.evaluations import Evaluations
 from gpuwatch.hook.torch.memory import SNAPSHOT
 from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, at_each_optimizer_step
 from gpuwatch.hook.torch.patches import Patches, remove_hooks
@@ -86,12 +87,13 @@ class TorchHooks:
         self._torch_hook: Any | None = None  # notes torch's steps where another framework computes too
         self._bounded = False
         self.optimizer = OptimizerSteps(recorder, self._begin_optimizer_step)
+        self.evaluations = Evaluations(recorder, self.optimizer)
         self._compiling.on_begin, self.optimizer.on_compiler = self.optimizer.compiles, self._compiling.install
         self.communication = CommunicationWatch(recorder)
         self._streams = StreamWaits(recorder)
         self._breakdown = Breakdown(recorder, breakdown)
         self.phases = PhaseWatch(recorder)
-        self._for_all_steps = self._compiling, self.phases, self._breakdown
+        self._for_all_steps = self._compiling, self.phases, self._breakdown, self.evaluations
         self._accelerate: Patches | None = None
         self.on_first: Callable[[], None] = lambda: None  # called when the first step begins that an optimizer bounds
         self.on_step: Callable[[], None] = lambda: None  # called before each such step

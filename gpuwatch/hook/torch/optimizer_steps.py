@@ -8,16 +8,21 @@ of tensors, all of a step computes. And the count of optimizer steps distinguish
 import sys
 import threading
 from collections.abc import Callable
+from itertools import islice
 from threading import get_ident
+from traceback import walk_stack
 from typing import Any, Literal
+from weakref import ref
 
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
 from gpuwatch.hook.torch.patches import Patches, remove_hooks
-from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
 _TEACHES, _OF_TEACHER = 5, 2
 """So many steps in a row begin with so few passes without gradients: those are no evaluation."""
+APART = 4  # what comes so many steps after the last time is not a part of each step
+_DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
 
 
 class OptimizerSteps:
@@ -27,17 +32,24 @@ class OptimizerSteps:
         """`begin` is called when a step bounded so begins to compute: not by the optimizer, whose hooks cannot be added to meanwhile."""
         self._recorder = recorder
         self._begin = begin
-        self._hooks: list[Any] = []  # after each step of an optimizer; once no module was called, before each too
+        self._hooks: list[Any] = []  # after each step of an optimizer; once it bounds steps, before each too
         self._bounded_by = 0  # the optimizer whose step began the open one
         self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
         self._evaluates = False  # whether its first step does not train
         self._recorded = 0  # how much autograd had recorded before that step, where no optimizer of torch's is known
         self._records = False  # whether it has recorded anything in the first step of any pass
-        self._first_hooks: list[Any] = []  # while that is waited for
+        self._call_hooks: list[Any] = []  # while the next call of any module is waited for
+        self._awaited: list[Callable[[Any], None]] = []  # what is called then
         self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
         self._pass = 0  # the module whose pass without gradients is open
         self._bare = 0  # passes without gradients in this wait
         self._with_teacher = 0  # steps in a row that begin with a teacher's
+        self._trained = self._in_mode_at = 0  # the module that is trained; `count` when it was last called otherwise
+        self._backwards = 0  # backward passes in the open step
+        self._followed = set[int]()  # those, by number, that one more forward pass has followed
+        self._of_last: dict[int, set[int]] = {}  # the same of the last step that this optimizer began
+        self._awaits_more = False  # whether such a forward pass is waited for
+        self._is_inside = False  # a backward pass, or an optimizer's step
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
         self._is_hidden = False  # a compiled function calls the model
         self._compiled: Any = None  # the class of compiled models, once it is prepared for hooks
@@ -50,6 +62,8 @@ class OptimizerSteps:
             False
         )  # whether a Watch that was opened later has this thread's steps
         self.count = self._count_at_drop = 0
+        self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
+        self._last: Callable[[], Any] = lambda: None  # the optimizer of the last of them
         self._has_failed = False
 
     def install(self) -> None:
@@ -60,7 +74,7 @@ class OptimizerSteps:
     def remove(self) -> None:
         """Leave torch as it was."""
         remove_hooks(self._hooks)
-        remove_hooks(self._first_hooks)
+        self.await_call()
         self._leave_forward()
         self._patches.restore()
 
@@ -83,11 +97,10 @@ class OptimizerSteps:
 
     def first_step(self, of_pass: object) -> None:
         """A pass has its first batch; `evaluates` can tell after its first step whether it is an evaluation."""
-        remove_hooks(self._first_hooks)
+        self.await_call()
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
-        if self.count and (modules := self._modules()) is not None:
-            register = modules.register_module_forward_pre_hook
-            self._first_hooks.append(register(lambda module, _: self._guarded(self._note_call, module)))
+        if self.count:
+            self.await_call(self._note_call)
 
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer.
@@ -95,16 +108,37 @@ class OptimizerSteps:
         Without an optimizer of torch's: autograd has recorded nothing in it, but has in the first step of an earlier pass.
         """
         if self._pass_began[0] is of_pass:
-            remove_hooks(self._first_hooks)  # no module was called
+            self.await_call()  # no module was called
             if not self.count:
                 records = _recorded() > self._recorded
                 self._evaluates, self._records = self._records and not records, self._records or records
         return self._evaluates and self._pass_began == (of_pass, self.count)
 
     def _note_call(self, module: Any) -> None:
+        self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
+
+    def await_call(self, call: Callable[[Any], None] | None = None) -> None:
+        """Have this called, too, with the next module that the training thread calls; None: wait for none any more."""
+        if call is None:
+            remove_hooks(self._call_hooks)
+            self._awaited = []
+        elif (modules := self._modules()) is not None:
+            self._awaited.append(call)
+            if not self._call_hooks:
+                register = modules.register_module_forward_pre_hook
+                self._call_hooks.append(register(lambda module, _: self.guarded(self._note_calls, module)))
+
+    def _note_calls(self, module: Any) -> None:
+        awaited = self._awaited
         if self._recorder.thread == get_ident():
-            remove_hooks(self._first_hooks)  # none stays while a compiled model runs
-            self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
+            self.await_call()  # none stays while a compiled model runs
+            for call in awaited:
+                call(module)
+
+    def trains(self, model: Any) -> bool:
+        """Whether the optimizer that a loop's step was last trained by changes this model."""
+        first = next(iter(getattr(self._last(), "param_groups", ())), {"params": ()})["params"][:1]
+        return any(each is parameter for each in first for parameter in model.parameters())
 
     @property
     def is_installed(self) -> bool:
@@ -117,9 +151,9 @@ class OptimizerSteps:
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """End the open step, if it is bounded by this, and begin the next one. (Torch passes its arguments too.)"""
-        self._guarded(self._step, id(optimizer))
+        self.guarded(self._step, optimizer)
 
-    def _guarded(self, call: Callable[..., None], *arguments: object) -> None:
+    def guarded(self, call: Callable[..., None], *arguments: object) -> None:
         """Call it. After an error nothing is done any more: training goes on without."""
         if self._has_failed:
             return
@@ -129,13 +163,18 @@ class OptimizerSteps:
             self._has_failed = True
             self._recorder.failed("bounding steps by the optimizer", error)
 
-    def _step(self, optimizer: int) -> None:
+    def _step(self, of: Any) -> None:
+        optimizer = id(of)
         self.count += 1
+        self._is_inside = False
         if self.count == 1:
             self.on_first()
         recorder, owner = self._recorder, self._recorder.step_owner
         is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
+            if self._trained_ns != recorder.begin_ns:
+                self._trained_ns, self.trained_steps = recorder.begin_ns, self.trained_steps + 1
+                self._last = ref(of)
             return  # a step of a watched loop, or a declared one
         if self.is_covered():
             self.give_way()
@@ -152,10 +191,12 @@ class OptimizerSteps:
             if recorder.activity is DATA_WAIT:  # the first such step: what of it was no wait is not known
                 recorder.end_part(now)
                 self.end(now)
-            if len(self._hooks) == 1:
-                self._hooks.append(at_each_optimizer_step(lambda *_: self._guarded(self._begin_bare), "pre"))
+        if len(self._hooks) == 1:
+            self._hooks.append(at_each_optimizer_step(lambda *_: self.guarded(self._optimizer_begins), "pre"))
+            self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
         recorder.end_step(now)
         recorder.begin_step(self._owner, now, by_optimizer=True)
+        self._of_last[self._bounded_by], self._followed, self._backwards = self._followed, set(), 0
         self._bounded_by = optimizer
         if not is_bare and not self._is_hidden:
             recorder.begin_part(DATA_WAIT, now)
@@ -173,39 +214,41 @@ class OptimizerSteps:
     def _await_forward(self) -> None:
         if (modules := self._modules()) is not None:
             self._forward_hooks = [
-                modules.register_module_forward_pre_hook(lambda module, _: self._guarded(self._begin_forward, module)),
-                modules.register_module_forward_hook(lambda module, *_: self._guarded(self._end_forward, module)),
+                modules.register_module_forward_pre_hook(lambda module, _: self.guarded(self._begin_forward, module)),
+                modules.register_module_forward_hook(lambda module, *_: self.guarded(self._end_forward, module)),
             ]
 
     def _call_compiled(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a model that is compiled as a whole without hooks: torch warns of them, and would compile it again."""
         if self._recorder.thread != get_ident():
             return original(module, *args, **kwargs)
-        for hooks, call in ((self._first_hooks, self._note_call), (self._forward_hooks, self._begin_forward)):
+        for hooks, call in ((self._call_hooks, self._note_calls), (self._forward_hooks, self._begin_forward)):
             if hooks:
-                self._guarded(call, module)
+                self.guarded(call, module)
         awaited = remove_hooks(self._forward_hooks)  # it is a pass without gradients
         try:
             return original(module, *args, **kwargs)
         finally:
             if awaited:
-                self._guarded(self._end_forward, module)
-                self._guarded(self._await_forward)
+                self.guarded(self._end_forward, module)
+                self.guarded(self._await_forward)
 
     def compiles(self) -> None:
         """Torch compiles a function: if that was to call a model, steps have no wait from now on, and passes are not known to be evaluations."""
-        if self._recorder.thread == get_ident() and (self._forward_hooks or self._first_hooks):
+        if self._recorder.thread == get_ident() and (self._forward_hooks or self._call_hooks):
             self._is_hidden = True
-            remove_hooks(self._first_hooks)
+            self.await_call()
             if self._forward_hooks:
-                self._guarded(self._compute, self._recorder.clock())
+                self.guarded(self._compute, self._recorder.clock())
 
     def _begin_forward(self, module: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
         recorder = self._recorder
-        trains = sys.modules["torch"].is_grad_enabled()
+        trains = (sys.modules["torch"].is_grad_enabled() or _is_checkpointed()) and not self._is_in_mode(module)
         is_inner = not trains and self._pass not in (0, id(module))  # of another module's pass
         if recorder.thread != get_ident() or is_inner or (recorder.in_phase and not self._level):
+            return
+        if self._awaits_more and not trains:  # on the batch that was trained on, to log something
             return
         now = recorder.clock()
         recorder.end_gap(now)
@@ -225,6 +268,15 @@ class OptimizerSteps:
             self._with_teacher = 0
         self._compute(now)
 
+    def _is_in_mode(self, module: Any) -> bool:
+        """Whether the module that is trained is called in the mode of an evaluation, which the last steps have not done."""
+        if module.training:
+            self._trained = id(module)
+        if module.training or self._trained != (self._pass or id(module)):
+            return False
+        before, self._in_mode_at = self._in_mode_at, self.count
+        return self._level > 0 or self.count - before >= APART
+
     def _compute(self, now: int) -> None:
         """The open step computes from now on."""
         recorder, level = self._recorder, self._level
@@ -232,14 +284,52 @@ class OptimizerSteps:
         if level:
             recorder.exit(level, now)
         self._leave_forward()
-        self._begin()
+        if self._awaits_more:
+            self._followed.add(self._backwards)
+        else:
+            self._begin()
+        self._awaits_more = False
         if recorder.step_owner is self._owner and recorder.activity is DATA_WAIT:
             recorder.end_part(now)
 
-    def _begin_bare(self) -> None:
-        """An optimizer's step begins in a step in which no module was called."""
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a backward pass, after which the wait for the step's next batch begins, if one was taken there in the step before."""
         recorder = self._recorder
-        if recorder.step_owner is self._owner and recorder.thread == get_ident() and recorder.activity is not DATA_WAIT:
+        if recorder.step_owner is not self._owner or recorder.thread != get_ident() or self._is_inside:
+            return original(*args, **kwargs)
+        self._is_inside = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._is_inside = False
+            self.guarded(self._end_backward)
+
+    def _end_backward(self) -> None:
+        recorder = self._recorder
+        self._await_no_more()
+        self._backwards += 1
+        if not (self._forward_hooks or self._is_hidden) and recorder.doing() is IN_STEP:
+            self._awaits_more = True
+            if self._backwards in self._of_last.get(self._bounded_by, ()):
+                recorder.begin_part(DATA_WAIT, recorder.clock())
+            self._await_forward()
+
+    def _await_no_more(self) -> bool:
+        """Stop waiting for one more forward pass of the step; return whether it was waited for."""
+        awaited, self._awaits_more = self._awaits_more, False
+        if awaited:
+            self._leave_forward()
+            if self._recorder.activity is DATA_WAIT:
+                self._recorder.end_part(self._recorder.clock())
+        return awaited
+
+    def _optimizer_begins(self) -> None:
+        recorder = self._recorder
+        if recorder.step_owner is not self._owner or recorder.thread != get_ident():
+            return
+        self._is_inside = True  # it may make passes of its own
+        is_bare = self._is_hidden or bool(self._forward_hooks)  # no module was called in the step
+        if not self._await_no_more() and is_bare and recorder.activity is not DATA_WAIT:
             self._begin()
 
     def _end_forward(self, module: Any) -> None:
@@ -252,6 +342,12 @@ class OptimizerSteps:
 def _recorded() -> int:
     """Return a number that grows with each operation of this thread that autograd records; 0 where torch has none."""
     return int(getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", int)())
+
+
+def _is_checkpointed() -> bool:
+    """Whether a module is called for activations that the backward pass will compute again, so that autograd records nothing of them."""
+    frames = islice(walk_stack(sys._getframe(1)), _DEPTH)
+    return any(each.f_code.co_name == "forward" and "checkpoint" in each.f_code.co_filename for each, _ in frames)
 
 
 def at_each_optimizer_step(call: Callable[..., None], when: Literal["pre", "post"] = "post") -> Any | None:

@@ -171,6 +171,77 @@ def test_several_optimizers_and_accumulated_gradients_make_one_step(training: Tr
     assert training.watch.report().steps == 5
 
 
+def accumulate(training: Training, batches: int, of_one: int = 1, clip_ms: float = 0) -> None:
+    """A step of several batches, each with a wait of 3 ms, and with several backward passes that take 4 ms."""
+    for _ in range(batches):
+        training.clock.sleep_ms(3)
+        loss = training.model(torch.ones(1, 2)).sum()
+        for _ in range(of_one):
+            training.clock.sleep_ms(4)
+            loss.backward(retain_graph=True)
+    training.clock.sleep_ms(clip_ms)
+    training.optimizers[0].step()
+
+
+def test_each_batch_of_a_step_is_waited_for(training: Training) -> None:
+    """nanoGPT's micro-batches: only the first one's wait was seen."""
+    for _ in range(11):
+        accumulate(training, 8, clip_ms=1)
+    states = training.states_ms()
+    of_first = 7 * 3  # before it is known that a step has several
+    assert states["input_wait"] == 10 * 24 - of_first and states["compute"] == 10 * 33 + of_first
+    assert training.watch.report().steps == 10
+
+
+def test_steps_of_fewer_batches_than_the_one_before_wait_until_the_optimizer_begins(training: Training) -> None:
+    for batches in (4, 4, 4, 2, 4, 4):
+        accumulate(training, batches, clip_ms=1)
+    states = training.states_ms()
+    # After the second batch of the fourth step there is no third: until the optimizer begins it is waited for.
+    assert states["input_wait"] == (12 - 9) + 12 + (6 + 1) + (12 - 6) + 12
+    assert states["compute"] == (17 + 9) + 17 + 8 + (17 + 6) + 17
+    assert training.watch.report().steps == 5
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_several_backward_passes_of_one_batch_are_no_batches(training: Training, batches: int) -> None:
+    for _ in range(7):
+        accumulate(training, batches, of_one=3)
+    states = training.states_ms()
+    of_first = (batches - 1) * 3
+    assert states["input_wait"] == 6 * batches * 3 - of_first
+    assert states["compute"] == 6 * batches * 12 + of_first
+
+
+def test_a_pass_without_gradients_between_backward_pass_and_optimizer_is_logging(training: Training) -> None:
+    for _ in range(7):
+        training.clock.sleep_ms(3)
+        training.model(torch.ones(1, 2)).sum().backward()
+        with torch.no_grad():
+            training.model(torch.ones(1, 2))
+        training.clock.sleep_ms(5)
+        training.optimizers[0].step()
+    assert training.states_ms() == {"startup": 8, "input_wait": 18, "compute": 30}
+
+
+def test_backward_passes_of_a_closure_are_the_optimizers(training: Training) -> None:
+    optimizer = torch.optim.LBFGS(training.model.parameters(), 0.01, max_iter=4)
+    x = torch.randn(8, 2)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        training.clock.sleep_ms(5)
+        loss = (training.model(x) - 3).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        training.clock.sleep_ms(3)
+        training.model(x)
+        optimizer.step(closure)
+    assert training.states_ms()["input_wait"] == 9
+
+
 def test_a_model_that_is_no_module_has_steps_that_compute(training: Training) -> None:
     weights = [torch.ones(2, 2, requires_grad=True), torch.ones(2, requires_grad=True)]
     both = [torch.optim.SGD([each], 0.1) for each in weights]
@@ -556,6 +627,46 @@ def test_a_teachers_pass_in_each_step_is_no_evaluation(training: Training) -> No
         training.step(0, 10)
     states = training.states_ms()
     assert states["eval"] == pytest.approx(5 * 10) and states["compute"] == pytest.approx(39 * 20 - 50)
+
+
+@pytest.mark.parametrize("steps", [5, 1], ids=["every five steps", "in each step"])
+def test_passes_with_gradients_in_the_mode_of_an_evaluation(training: Training, steps: int) -> None:
+    """In each step they are a part of it, as adversarial examples are."""
+    training.model = torch.nn.Sequential(training.model)
+    for number in range(21):
+        training.step(5, 10)
+        if number % steps == steps - 1:
+            training.model.eval()
+            for _ in range(4):
+                training.model(torch.ones(1, 2))
+                training.clock.sleep_ms(5)
+            training.model.train()
+    states = training.states_ms()
+    if steps == 5:
+        assert states["eval"] == 4 * 25, "up to the next forward pass that trains"
+        assert states["compute"] == 200 and states["input_wait"] == 16 * 5
+    else:
+        assert states == {"startup": 15, "compute": 20 * 35 + 20}
+    assert training.watch.report().steps == 20
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activations_that_are_computed_again_are_no_evaluation(training: Training, reentrant: bool) -> None:
+    """A forward pass without gradients comes first, and the blocks are called by a function: 17% of such a training was `eval`."""
+    from torch.utils.checkpoint import checkpoint
+
+    def block(x: Any) -> Any:
+        training.clock.sleep_ms(2)
+        return torch.nn.Sequential(training.model)(x)
+
+    for _ in range(11):
+        training.clock.sleep_ms(3)
+        x = torch.ones(1, 2, requires_grad=True)
+        for _ in range(4):
+            x = checkpoint(block, x, use_reentrant=reentrant)
+        x.sum().backward()
+        training.optimizers[0].step()
+    assert training.states_ms() == {"startup": 19, "input_wait": 50, "compute": 140}
 
 
 def test_an_action_in_each_step_is_no_teachers_pass(training: Training) -> None:

@@ -1,0 +1,252 @@
+"""Evaluations on tensors inside a loader's loop; and what each step does without gradients, which is none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from tests.unit.hook.test_optimizer_steps import Training, training
+
+torch = pytest.importorskip("torch")
+
+
+__all__ = ["training"]  # a fixture
+
+
+class Loop:
+    """A loop over a loader that waits 2 ms a batch, with steps of 10 ms."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.model = training, training.model
+        self.x = torch.ones(1, 2)
+
+    def call(self, ms: float = 5, model: Any = None) -> None:
+        (model or self.model)(self.x)
+        self.training.clock.sleep_ms(ms)
+
+    def run(
+        self, after: Callable[[int], None], before: Callable[[int], None] = lambda number: None
+    ) -> dict[str, float]:
+        for number in self.training.watch.steps(self.training.batches(25, 2)):
+            before(number)
+            self.training.step(0, 10)
+            after(number)
+        return self.training.states_ms()
+
+
+@pytest.fixture
+def loop(training: Training) -> Loop:
+    return Loop(training)
+
+
+def each(number: int, steps: int = 5) -> bool:
+    return number % steps == steps - 1
+
+
+def in_mode(loop: Loop) -> None:
+    loop.model.eval()
+    loop.call()
+    loop.call(15)
+    loop.model.train()
+
+
+def without_gradients(loop: Loop) -> None:
+    with torch.no_grad():
+        loop.call()
+        loop.call(15)
+
+
+def in_both(loop: Loop) -> None:
+    loop.model.eval()
+    with torch.no_grad():
+        loop.call()
+        loop.call(15)
+    loop.model.train()
+
+
+@torch.inference_mode()
+def decorated(loop: Loop) -> None:
+    loop.call()
+    loop.call(15)
+
+
+def mode_is_left(loop: Loop) -> None:
+    loop.model.eval()
+    loop.call()
+    loop.call(15)  # the next step begins with `model.train()`
+
+
+@pytest.mark.parametrize("evaluate", [in_mode, without_gradients, in_both, decorated])
+@pytest.mark.parametrize("first", [False, True], ids=["after the step", "before it"])
+def test_what_is_evaluated_every_five_steps_is_an_evaluation(loop: Loop, evaluate: Any, first: bool) -> None:
+    def now_and_then(number: int) -> None:
+        if each(number):
+            evaluate(loop)
+
+    states = loop.run(
+        now_and_then if not first else lambda number: None, now_and_then if first else lambda number: None
+    )
+    assert states == {"input_wait": 50, "compute": 250, "eval": 100}
+    assert loop.training.watch.report().steps == 25
+
+
+def test_one_after_which_only_the_next_step_begins_to_train_ends_with_its_step(loop: Loop) -> None:
+    def evaluate(number: int) -> None:
+        if each(number):
+            mode_is_left(loop)
+
+    states = loop.run(evaluate, before=lambda number: loop.model.train() and None)
+    assert states == {"input_wait": 50, "compute": 250, "eval": 100}
+
+
+def teacher(loop: Loop, number: int) -> None:
+    with torch.no_grad():
+        loop.call(model=loop.frozen)
+
+
+def own_targets(loop: Loop, number: int) -> None:
+    """TRADES and MeanTeacher: the mode changes in each step."""
+    loop.model.eval()
+    loop.call()
+    loop.model.train()
+
+
+def average(loop: Loop, number: int) -> None:
+    with torch.no_grad():
+        for mine, its in zip(loop.frozen.parameters(), loop.model.parameters(), strict=True):
+            mine.lerp_(its, 0.1)
+    loop.training.clock.sleep_ms(5)
+
+
+@torch.no_grad()
+def decorated_average(loop: Loop, number: int) -> None:
+    average(loop, number)
+
+
+def seldom_average(loop: Loop, number: int) -> None:
+    if each(number):
+        with torch.no_grad():
+            loop.frozen.load_state_dict(loop.model.state_dict())
+            loop.training.clock.sleep_ms(25)
+
+
+def clipped(loop: Loop, number: int) -> None:
+    torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+    loop.training.clock.sleep_ms(5)
+
+
+@pytest.mark.parametrize("habit", [teacher, own_targets, average, decorated_average, seldom_average, clipped])
+def test_what_each_step_does_is_none_nor_what_calls_no_model(loop: Any, habit: Any) -> None:
+    loop.frozen = deepcopy(loop.model)
+    states = loop.run(functools.partial(habit, loop), before=functools.partial(habit, loop))
+    assert states == {"input_wait": 50, "compute": 500}
+
+
+def test_a_teacher_does_not_hide_an_evaluation(loop: Any) -> None:
+    loop.frozen = deepcopy(loop.model)
+
+    def both(number: int) -> None:
+        teacher(loop, number)
+        if each(number):
+            in_both(loop)
+
+    assert loop.run(both) == {"input_wait": 50, "compute": 375, "eval": 100}
+
+
+@pytest.mark.parametrize("evaluate", [in_mode, without_gradients, mode_is_left])
+def test_a_loop_that_is_left_in_an_evaluation_ends_it(loop: Loop, evaluate: Any) -> None:
+    """Early stopping: what follows belongs to the training again."""
+    for number in loop.training.watch.steps(loop.training.batches(25, 2)):
+        loop.training.step(0, 10)
+        if number == 9:
+            evaluate(loop)
+            break
+    loop.training.clock.sleep_ms(100)
+    loop.model.train()
+    states = loop.run(lambda number: None)
+    assert states == {"input_wait": 70, "compute": 350, "eval": 20, "other": 100}
+
+
+@pytest.mark.parametrize("evaluate", [in_mode, without_gradients, in_both, decorated, mode_is_left])
+def test_one_on_tensors_after_each_pass(loop: Loop, evaluate: Any) -> None:
+    for _ in range(3):
+        loop.model.train()
+        loop.run(lambda number: None)
+        loop.training.clock.sleep_ms(1)  # `model.train()` comes with the next pass, or not at all
+        evaluate(loop)
+    assert loop.training.states_ms() == {"input_wait": 150, "compute": 750, "eval": 60, "other": 3}
+    assert loop.training.watch.report().steps == 75
+
+
+def test_a_declared_phase_is_not_divided(loop: Loop) -> None:
+    for _ in range(2):
+        loop.run(lambda number: None)
+        with loop.training.watch.phase("plot"):
+            in_both(loop)
+            for _ in loop.training.watch.steps(loop.training.batches(2, 3)):
+                without_gradients(loop)
+    states = loop.training.watch.report()
+    assert states.states["other"] == pytest.approx(2 * (20 + 6 + 40) / 1e3) and "eval" not in states.states
+
+
+def test_one_in_which_the_optimizer_makes_a_step_was_none_and_there_are_no_more(loop: Loop) -> None:
+    """Layers that are frozen every five steps, which is `eval()` too: one step is booked wrongly."""
+
+    def freeze(number: int) -> None:
+        if each(number):
+            loop.model.eval()
+
+    states = loop.run(lambda number: loop.model.train() and None, before=freeze)
+    assert states == {"input_wait": 50, "compute": 240, "eval": 10}
+
+
+def test_another_model_that_is_made_in_a_step_is_none(loop: Loop) -> None:
+    """A teacher that is loaded at some time: the rest of the step was an evaluation, and there were none from then on."""
+    made: list[Any] = []
+
+    def load(number: int) -> None:
+        if number == 7:
+            made.append(torch.nn.Linear(2, 2).eval())
+            loop.training.clock.sleep_ms(20)
+
+    def evaluate(number: int) -> None:
+        if number == 15:
+            in_mode(loop)
+
+    assert loop.run(evaluate, before=load) == {"input_wait": 50, "compute": 270, "eval": 20}
+
+
+def test_a_loader_in_an_evaluation_is_a_part_of_it(loop: Loop) -> None:
+    def validate(number: int) -> None:
+        if each(number):
+            loop.model.eval()
+            loop.training.clock.sleep_ms(3)
+            for _ in loop.training.watch.steps(loop.training.batches(3, 4)):
+                loop.call()
+            loop.training.clock.sleep_ms(5)
+            loop.model.train()
+
+    states = loop.run(validate)
+    assert states == {"input_wait": 50, "compute": 250, "eval": 5 * 35}
+    window, _, _ = loop.training.watch._publisher._window(closed=True)
+    assert window.eval_wait_ratio == pytest.approx(12 / 35)
+
+
+def test_torch_is_left_as_it_was(loop: Loop) -> None:
+    places: list[tuple[Any, str]] = [(torch.nn.Module, "eval"), (torch.nn.Module, "train")]
+    places += [(each, name) for each in (torch.no_grad, torch.inference_mode) for name in ("__enter__", "__exit__")]
+    before = [vars(owner)[name] for owner, name in places]
+
+    def passes() -> Iterator[None]:
+        for _ in range(6):
+            yield
+            loop.run(lambda number: in_mode(loop) if each(number) else None)
+
+    for _ in passes():
+        pass
+    loop.training.watch.close()
+    assert [vars(owner)[name] for owner, name in places] == before
