@@ -10,7 +10,7 @@ import pytest
 from gpuwatch.errors import NoData
 from gpuwatch.host import blocked as waits
 from gpuwatch.host import proc
-from gpuwatch.host.proc import disks, received_bytes
+from gpuwatch.host.proc import parse_disks, received_bytes
 
 X86 = waits._by_number("x86_64")
 
@@ -86,11 +86,13 @@ def test_bytes_and_disks_of_a_node(tmp_path: Path) -> None:
     line = "{} 0 {} 10 0 2048 5 0 0 0 0 0 1500 0\n"
     names = ("sda", "sda1", "loop0", "nvme0n1", "nvme0n1p2", "dm-0", "vda")
     (tmp_path / "diskstats").write_text("".join(line.format(8, name) for name in names))
-    assert disks(tmp_path) == {name: (2048 * 512, 0, 1.5) for name in ("sda", "nvme0n1", "vda")}
+    assert proc.read(tmp_path / "diskstats", parse_disks) == {
+        name: (2048 * 512, 0, 1.5) for name in ("sda", "nvme0n1", "vda")
+    }
 
 
 def test_what_is_not_there_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(NoData):
         received_bytes("self", tmp_path)
     with pytest.raises(NoData):
-        disks(tmp_path)
+        proc.read(tmp_path / "diskstats", parse_disks)
