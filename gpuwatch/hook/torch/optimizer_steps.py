@@ -52,6 +52,7 @@ class OptimizerSteps:
         self._is_inside = False  # a backward pass, or an optimizer's step
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
         self._is_hidden = False  # a compiled function calls the model
+        self._is_opaque = False  # one was called while a module was awaited: it may call the model
         self._compiled: Any = None  # the class of compiled models, once it is prepared for hooks
         self._patches = Patches()
         self.on_compiler: Callable[[], None] = lambda: None  # called when it is there, before hooks are added
@@ -122,7 +123,7 @@ class OptimizerSteps:
         if call is None:
             remove_hooks(self._call_hooks)
             self._awaited = []
-        elif (modules := self._modules()) is not None:
+        elif (modules := self._modules()) is not None and not (self._is_opaque and call != self._note_call):
             self._awaited.append(call)
             if not self._call_hooks:
                 register = modules.register_module_forward_pre_hook
@@ -235,11 +236,13 @@ class OptimizerSteps:
 
     def compiles(self) -> None:
         """Torch compiles a function: if that was to call a model, steps have no wait from now on, and passes are not known to be evaluations."""
-        if self._recorder.thread == get_ident() and (self._forward_hooks or self._call_hooks):
-            self._is_hidden = True
-            self.await_call()
-            if self._forward_hooks:
-                self.guarded(self._compute, self._recorder.clock())
+        if self._recorder.thread != get_ident() or self._await_no_more():  # in the latter case an optimizer's step
+            return
+        self._is_hidden |= bool(self._forward_hooks) or self._note_call in self._awaited
+        self._is_opaque |= bool(self._call_hooks)
+        self.await_call()
+        if self._forward_hooks:
+            self.guarded(self._compute, self._recorder.clock())
 
     def _begin_forward(self, module: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
@@ -336,7 +339,7 @@ class OptimizerSteps:
         """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
         if self._pass == id(module):
             self._pass = 0
-            self._recorder.begin_gap(self._recorder.clock())
+            self._recorder.gap_since_ns = self._recorder.clock()
 
 
 def _recorded() -> int:

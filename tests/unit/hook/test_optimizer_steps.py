@@ -224,6 +224,16 @@ def test_a_pass_without_gradients_between_backward_pass_and_optimizer_is_logging
     assert training.states_ms() == {"startup": 8, "input_wait": 18, "compute": 30}
 
 
+def test_an_optimizers_step_that_is_compiled_leaves_the_waits(training: Training) -> None:
+    for number in range(11):
+        training.clock.sleep_ms(3)
+        training.model(torch.ones(1, 2)).sum().backward()
+        if number == 4:
+            training.watch.session.torch_hooks.optimizer.compiles()
+        training.optimizers[0].step()
+    assert training.states_ms()["input_wait"] == 30
+
+
 def test_backward_passes_of_a_closure_are_the_optimizers(training: Training) -> None:
     optimizer = torch.optim.LBFGS(training.model.parameters(), 0.01, max_iter=4)
     x = torch.randn(8, 2)
