@@ -1,16 +1,14 @@
-"""The subcommands: one file each; the docstring of the function is its help. To add one, add a file here and a line below."""
+"""The subcommands: one file each, or two for those that belong together; the docstring of the function is its help. To add one, add a file here and a line below."""
 
 from gpuwatch.commands.agent import agent
 from gpuwatch.commands.demo import demo
-from gpuwatch.commands.digest import digest
 from gpuwatch.commands.doctor import doctor
 from gpuwatch.commands.grafana import grafana
-from gpuwatch.commands.report import compare, report
+from gpuwatch.commands.report import compare, digest, report
 from gpuwatch.commands.rules import rules
 from gpuwatch.commands.run import run
-from gpuwatch.commands.stacks import stacks
+from gpuwatch.commands.stacks import stacks, trace
 from gpuwatch.commands.top import top
-from gpuwatch.commands.trace import trace
 from gpuwatch.commands.tune import tune
 from gpuwatch.commands.up import dashboard, up
 

@@ -17,7 +17,8 @@ from gpuwatch.hook.identity import sendable
 from gpuwatch.tools.reports.comparison import Result, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather, last_two
-from gpuwatch.tools.reports.ledgers import job_text, joined, of_runs
+from gpuwatch.tools.reports.ledgers import digest as last_days
+from gpuwatch.tools.reports.ledgers import digest_text, job_text, joined, of_runs
 from gpuwatch.tools.reports.model import RunReport, from_json
 
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of querying an agent.")]
@@ -85,6 +86,37 @@ def compare(
         a, b = last_two(source, a)
     found = compare_runs(_load_run(source, a, config), _load_run(source, b, config))
     _finish(found, markdown, json, output, f"{found.b.name} against {found.a.name}", broken(found.b, gates, found))
+
+
+def digest(
+    prometheus: Annotated[str, typer.Option(help="URL of the Prometheus.", envvar="GPUWATCH_PROMETHEUS")],
+    user: Annotated[str, typer.Option(help="Regular expression for the users, e.g. 'alice|bob' for a team.")] = ".+",
+    days: Annotated[int, typer.Option(help="How far back.", min=1, max=90)] = 7,
+    notify: Annotated[list[str] | None, typer.Option(help="Send it to this Apprise URL too; repeatable.")] = None,
+    json: Json = False,
+) -> None:
+    """Summarise a week of a user, a team or the site: GPU-hours, how much was lost, the worst runs, why, and what to change.
+
+    Example: `gpuwatch digest --prometheus http://prometheus:9090 --user alice --notify mailto://…`
+
+    Meant for cron. Needs the recording rules of `gpuwatch rules`. Exit codes: 0 done, 1 a notification was not delivered, 2 wrong usage or no such user.
+    """
+    source, now_s = Prometheus(prometheus), time.time()
+    found = last_days(source, user, days, now_s)
+    if not found["users"]:
+        raise ConfigError(
+            f"{source.where} has no GPU-hours of users {user!r} in {days} days; load the rules of `gpuwatch rules`"
+        )
+    text = digest_text(found, now_s)
+    typer.echo(as_json(found) if json else text)
+    if notify:
+        require("prometheus_client", "agent")
+        from gpuwatch_agent.notify import apprise_senders
+
+        title, _, body = text.partition("\n")
+        if not all([send(title, body, False) for send in apprise_senders(notify).values()]):
+            typer.secho("gpuwatch: a notification was not delivered", fg="red", err=True)
+            raise typer.Exit(1)
 
 
 def _open_source(agent: str, history: Path | None) -> RunSource:
