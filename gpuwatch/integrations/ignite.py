@@ -6,14 +6,13 @@ A step is one iteration of that engine. Another engine that runs inside its run,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.training import TimedIterator, Training, checked
+from gpuwatch.integrations.training import FrameworkCallback, TimedIterator, Training
 
 try:
     _engine: Any = import_module("ignite.engine")
@@ -22,15 +21,13 @@ except ImportError as error:
     raise MissingFramework("ignite", "pytorch-ignite") from error
 
 
-class GpuWatchHandler:
+class GpuWatchHandler(FrameworkCallback):
     """Measures an engine's `run`. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`."""
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
-        self._watch = watch
-        self._options = checked(options)
+        super().__init__(watch, **options)
         self._attached = Patches()
         self._handlers: list[Any] = []
-        self._training: Training | None = None
 
     def attach(self, engine: Any) -> GpuWatchHandler:
         """Watch this engine's runs, until `detach`. No EXCEPTION handler is added: with one, Ignite swallows exceptions."""
@@ -89,11 +86,6 @@ class GpuWatchHandler:
         training.patches.wrap(_engine.Engine, "run", run)
         training.wrap_phase(_handlers.Checkpoint, "__call__", "checkpoint")
         training.patches.wrap(trainer, "_setup_dataloader_iter", make_iterator)
-
-    def _note(self, note: Callable[[Training], None]) -> None:
-        """Call `note` with the training that runs, if one does."""
-        if self._training is not None:
-            note(self._training)
 
     @staticmethod
     def _time_fetches(training: Training, engine: Any) -> None:

@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from gpuwatch.hook.torch.patches import say_once
-from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.training import Training, checked
+from gpuwatch.integrations.training import FrameworkCallback, Training
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -25,13 +24,8 @@ def _base() -> Any:
     raise MissingFramework("lightning", "lightning")
 
 
-class GpuWatchCallback(_base()):  # type: ignore[misc]
+class GpuWatchCallback(FrameworkCallback, _base()):  # type: ignore[misc]
     """Measures `trainer.fit`. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`."""
-
-    def __init__(self, watch: Watch | None = None, **options: Any) -> None:
-        self._watch = watch
-        self._options = checked(options)
-        self._training: Training | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Begin, in the process that trains (a spawned one too)."""
@@ -45,12 +39,10 @@ class GpuWatchCallback(_base()):  # type: ignore[misc]
             self._training.count_from(lambda: trainer.fit_loop.total_batch_idx + 1)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self._training is not None:
-            self._training.fetched([batch])
+        self._note(lambda training: training.fetched([batch]))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._training is not None:
-            self._training.end_step()
+        self._note(Training.end_step)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._end()

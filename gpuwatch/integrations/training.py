@@ -228,10 +228,20 @@ class TimedIterator:
         return getattr(self.iterator, name)
 
 
-def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a Watch. Raises: TypeError for an unknown one, before a training has begun."""
-    inspect.signature(Watch).bind(**options)
-    return options
+class FrameworkCallback:
+    """What the frameworks' callbacks share: the options of their trainings, and the training that runs."""
+
+    def __init__(self, watch: Watch | None = None, **options: Any) -> None:
+        """`watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`. Raises: TypeError for an unknown option."""
+        super().__init__()
+        inspect.signature(Watch).bind(**options)
+        self._watch, self._options = watch, options
+        self._training: Training | None = None
+
+    def _note(self, note: Callable[[Training], None]) -> None:
+        """Call `note` with the training that runs, if one does."""
+        if self._training is not None:
+            note(self._training)
 
 
 def is_watched_already() -> bool:

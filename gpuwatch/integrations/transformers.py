@@ -16,7 +16,7 @@ from gpuwatch.hook.loader import time_accelerate_copies
 from gpuwatch.hook.torch.patches import Patches, say_once
 from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.training import TimedIterator, Training, checked
+from gpuwatch.integrations.training import FrameworkCallback, TimedIterator, Training
 
 try:
     _transformers: Any = import_module("transformers")
@@ -28,16 +28,14 @@ _callbacks: weakref.WeakSet[GpuWatchCallback] = weakref.WeakSet()
 _patches: list[Patches] = []
 
 
-class GpuWatchCallback(_transformers.TrainerCallback):  # type: ignore[misc]
+class GpuWatchCallback(FrameworkCallback, _transformers.TrainerCallback):  # type: ignore[misc]
     """Measures `trainer.train`. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`.
 
     A callback gets neither the trainer nor an exception, so `Trainer.train` is replaced while there is such a callback.
     """
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
-        self._watch = watch
-        self._options = checked(options)
-        self._training: Training | None = None
+        super().__init__(watch, **options)
         self._trainer: Any = None
         _callbacks.add(self)
         weakref.finalize(self, _restore_when_unused)
@@ -53,12 +51,10 @@ class GpuWatchCallback(_transformers.TrainerCallback):  # type: ignore[misc]
             self._training.count_from(lambda: state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training is not None:
-            self._training.fetched([])
+        self._note(lambda training: training.fetched([]))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training is not None:
-            self._training.end_step()
+        self._note(Training.end_step)
 
 
 def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:

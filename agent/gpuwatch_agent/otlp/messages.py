@@ -6,9 +6,11 @@ may fall) and "Metrics Data Model" (unknown start times); its semantic conventio
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
@@ -19,21 +21,7 @@ from gpuwatch.metrics import BY_NAME
 
 _UNITS = {"seconds": "s", "timestamp": "s", "bytes": "By", "ratio": "1", "watts": "W", "joules": "J", "celsius": "Cel", "hertz": "Hz"}  # fmt: skip
 """By unit of the catalogue. A count has none: collectors add "ratio" to the name of a gauge of unit 1."""
-_IS_GPU = {"hw.type": "gpu"}
-_HARDWARE: Mapping[str, Sequence[tuple[str, str, str, Mapping[str, str]]]] = {
-    "gpuwatch_gpu_utilization_ratio": [("hw.gpu.utilization", "gauge", "1", {"hw.gpu.task": "general"})],
-    "gpuwatch_gpu_memory_used_bytes": [
-        ("hw.gpu.memory.usage", "info", "By", {}),
-        ("hw.gpu.memory.utilization", "gauge", "1", {}),
-    ],
-    "gpuwatch_gpu_memory_total_bytes": [("hw.gpu.memory.limit", "info", "By", {})],
-    "gpuwatch_gpu_power_watts": [("hw.power", "gauge", "W", _IS_GPU)],
-    "gpuwatch_gpu_energy_joules_total": [("hw.energy", "counter", "J", _IS_GPU)],
-    "gpuwatch_gpu_temperature_celsius": [("hw.temperature", "gauge", "Cel", {"hw.sensor_location": "gpu"})],
-    "gpuwatch_gpu_ecc_errors_total": [("hw.errors", "counter", "{error}", _IS_GPU)],
-    "gpuwatch_gpu_xid_errors_total": [("hw.errors", "counter", "{error}", {**_IS_GPU, "error.type": "xid"})],
-}
-"""OpenTelemetry's name, kind, unit and attributes of a metric of ours."""
+_HARDWARE = yaml.safe_load(Path(__file__).with_name("hardware.yml").read_text("utf-8"))
 _Sums = dict[tuple[Any, ...], tuple[int, int, float]]
 """By series: its start and its last time (Unix, ns), and its last value."""
 
@@ -62,13 +50,14 @@ class MetricsConverter:
             metric = BY_NAME[name]
             unit = "By/s" if name.endswith("_bytes_per_second") else _UNITS.get(metric.unit, "")
             self._add(name, metric.kind, unit, metric.help, labels, value)
-            for hardware, kind, unit, fixed in _HARDWARE.get(name, ()):
-                uuid = labels["UUID"]
-                about = {"hw.id": uuid, "hw.name": f"GPU {labels['gpu']}", "hw.model": models.get(uuid, ""), **fixed}
+            for of in _HARDWARE.get(name, ()):
+                hardware, uuid = of["name"], labels["UUID"]
+                about = {"hw.id": uuid, "hw.name": f"GPU {labels['gpu']}", "hw.model": models.get(uuid, "")}
+                about |= of.get("attributes", {})
                 if "kind" in labels:
                     about["error.type" if hardware == "hw.errors" else "kind"] = labels["kind"]
                 divisor = (sizes.get(uuid) or math.nan) if hardware == "hw.gpu.memory.utilization" else 1.0
-                self._add(hardware, kind, unit, "", about, value / divisor)
+                self._add(hardware, of["kind"], of["unit"], "", about, value / divisor)
         return bytes(request.SerializeToString())
 
     def delivered(self) -> None:

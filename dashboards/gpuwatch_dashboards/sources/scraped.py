@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from string import Template
 
+import yaml
 from msgspec.structs import replace
 
 from gpuwatch.api import Finding, Gpu, Recent, Run
@@ -19,6 +22,7 @@ WATERMARK = "gpuwatch_ledger_watermark_timestamp_seconds"
 LOOKBACK = "6h"  # runs that were active within this time are listed
 MISSED = "5m"  # for so long the ranks of a node that does not answer are shown with the others of their run
 MOST_RUNS = 100
+QUERIES = yaml.safe_load(Path(__file__).with_name("scraped.yml").read_text("utf-8"))
 GAUGES = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts")
 
 
@@ -41,72 +45,50 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
     """Return the runs of these names as they are now, or how those ended that were there within the LOOKBACK."""
     if not names:
         return []
-    where = f"{{{Match('run', '=~', '|'.join(re.escape(name) for name in sorted(names)))}}}"
-    window = f"{where}[{window_s:g}s]"
-    back = LOOKBACK if ended else MISSED
+    condition = Match("run", "=~", "|".join(re.escape(name) for name in sorted(names)))
+    given = {"runs": condition, "window": f"{window_s:g}s", "back": LOOKBACK if ended else MISSED}
 
-    def last(metric: str) -> str:
-        return f"last_over_time({metric}{where}[{back}])"
+    def ask(expr: str) -> Vector:
+        return instant(Template(expr).substitute(given))
 
-    def values(expr: str) -> dict[Key, float]:
-        return {_run_key(labels): value for labels, value in instant(expr) if abs(value) < float("inf")}
+    def values(group: str) -> dict[str, dict[Key, float]]:
+        return {
+            name: {_run_key(labels): value for labels, value in ask(expr) if abs(value) < float("inf")}
+            for name, expr in QUERIES[group].items()
+        }
 
-    def seconds_by(label: str, expr: str) -> dict[Key, dict[str, float]]:
-        found: dict[Key, dict[str, float]] = {}
-        for labels, seconds in instant(expr):
-            if seconds > 0.0:
-                found.setdefault(_run_key(labels), {})[labels.get(label, "unknown")] = seconds
+    def seconds_by(label: str) -> dict[str, dict[Key, dict[str, float]]]:
+        found: dict[str, dict[Key, dict[str, float]]] = {}
+        for name, expr in QUERIES[label].items():
+            found[name] = {}
+            for labels, seconds in ask(expr):
+                if seconds > 0.0:
+                    found[name].setdefault(_run_key(labels), {})[labels.get(label, "unknown")] = seconds
         return found
 
-    infos = {_run_key(labels): labels for labels, _ in instant(last("gpuwatch_run_info"))}
-    up = values(f"gpuwatch_run_up{where}")
-    steps = values(last("gpuwatch_steps_total"))
-    watermarks = values(last(WATERMARK))
-    states = seconds_by("state", last("gpuwatch_run_seconds_total"))
-    recent_states = seconds_by("state", f"increase(gpuwatch_run_seconds_total{window})")
-    phases = seconds_by("phase", f"increase(gpuwatch_step_phase_seconds_total{window})")
-    declared = seconds_by("phase", last("gpuwatch_phase_seconds_total"))
-    recent_declared = seconds_by("phase", f"increase(gpuwatch_phase_seconds_total{window})")
-    steps_per_s = values(f"rate(gpuwatch_steps_total{window})")
-    samples_per_s = values(f"rate(gpuwatch_samples_total{window})")
-    p50, p95 = (values(f'gpuwatch_step_percentile_seconds{where[:-1]}, percentile="{p}"}}') for p in ("p50", "p95"))
-    mfu, estimated = (values(f"gpuwatch_run_{name}_ratio{where}") for name in ("mfu", "mfu_estimated"))
-    jobs = f"{last('gpuwatch_job_start_timestamp_seconds')} * 0"
-
-    def of_job(expr: str) -> dict[str, float]:
-        found = instant(f"max by (run) ({jobs} + on (job, job_id) group_left () {expr})")
-        return {_run_key(labels)[0]: value for labels, value in found}
-
-    goodput = of_job(f"max by (job, job_id) (last_over_time(job_id:gpuwatch_job_goodput:ratio[{back}]))")
-    attempts = of_job(f"sum by (job, job_id) (last_over_time(gpuwatch_job_attempts_total[{back}]))")
-    numbered = of_job(f'count by (job, job_id) (last_over_time(gpuwatch_job_steps{{kind="next"}}[{back}]))')
-    findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"), instant(f"gpuwatch_finding_info{where}"))
-    late = values(f"gpuwatch_straggler_excess_ratio{where}")
+    infos = {_run_key(labels): labels for labels, _ in ask(QUERIES["info"])}
+    findings = _findings(ask(QUERIES["evidence"]), ask(QUERIES["findings"]))
+    ranks, recents, jobs = values("rank"), values("recent"), values("job")
+    states, phases = seconds_by("state"), seconds_by("phase")
     runs: list[Run] = []
     for key, labels in infos.items():
         world_size = labels.get("world_size", "")
         rank = int(key[1]) if key[1].isdigit() else 0
-        of_rank, whole = _of_rank(findings.get(key[0], ()), rank, late.get(key)), states.get(key, {})
-        recent = Recent(
-            duration_s=window_s,
-            states=recent_states.get(key, {}),
-            step_s_p50=p50.get(key),
-            step_s_p95=p95.get(key),
-            steps_per_s=steps_per_s.get(key),
-            samples_per_s=samples_per_s.get(key) or None,  # 0: the batch size is not known
-            mfu_ratio=mfu.get(key),
-            mfu_estimated_ratio=estimated.get(key),
-        )
-        named = recent_declared if recent.states else declared
-        judged = _window(recent.states, whole, phases.get(key, {}), named.get(key, {}), labels)
+        of_rank = _of_rank(findings.get(key[0], ()), rank, ranks["late_ratio"].get(key))
+        whole, now = states["whole"].get(key, {}), states["recent"].get(key, {})
+        known = {name: of.get(key) for name, of in recents.items()}
+        recent = Recent(duration_s=window_s, states=now, **known)
+        of_job = {name: of[key[0], ""] for name, of in jobs.items() if (key[0], "") in of}
+        named = phases["recent" if now else "whole"].get(key, {})
+        judged = _window(now, whole, phases["steps"].get(key, {}), named, labels)
         if any(finding.cause == "stalled" for finding in of_rank):
             judged = replace(judged, stalled_s=whole.get("stalled"))
-        watermark_s = watermarks.get(key, now_s)
+        watermark_s = ranks["watermark_s"].get(key, now_s)
         one = ScrapedRun(
             run=key[0],
             rank=rank,
             name=labels.get("name") or key[0],
-            status="running" if up.get(key) == 1 else "gone",
+            status="running" if ranks["up"].get(key) == 1 else "gone",
             started_s=watermark_s - sum(whole.values()),
             watermark_s=watermark_s,
             last_message_s=watermark_s,
@@ -115,12 +97,12 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
             device=labels.get("device", ""),
             timeline=labels.get("timeline", ""),
             world_size=int(world_size) if world_size.isdigit() else 1,
-            steps=int(steps.get(key, 0)),
+            steps=int(ranks["steps"].get(key, 0)),
             states=whole,
-            phases=declared.get(key, {}),
-            attempts=int(attempts.get(key[0], 1)),
-            goodput_ratio=goodput.get(key[0]),
-            goodput_is_exact=key[0] in numbered,
+            phases=phases["whole"].get(key, {}),
+            attempts=int(of_job.get("attempts", 1)),
+            goodput_ratio=of_job.get("goodput_ratio"),
+            goodput_is_exact="numbered" in of_job,
             recent=recent,
             verdict=give_verdict(judged, of_rank) if judged.states_s else None,
             findings=of_rank,

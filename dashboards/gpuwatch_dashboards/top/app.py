@@ -26,6 +26,7 @@ from gpuwatch_dashboards.top.pages import Page, PageName, View, header, page, se
 
 REFRESH_S = 1.0
 INTERRUPTED = 130
+MOVES = {"down,j": 1, "up,k": -1, "pagedown,space": 10, "pageup": -10, "home": -1_000_000, "end": 1_000_000}
 
 
 class Lines(ScrollView, can_focus=False):
@@ -66,12 +67,7 @@ class Top(App[None]):
     #body { height: 1fr; overflow-y: auto; scrollbar-gutter: stable; }
     """
     BINDINGS: ClassVar = [
-        Binding("down,j", "move(1)", show=False),
-        Binding("up,k", "move(-1)", show=False),
-        Binding("pagedown,space", "move(10)", show=False),
-        Binding("pageup", "move(-10)", show=False),
-        Binding("home", "move(-1000000)", show=False),
-        Binding("end", "move(1000000)", show=False),
+        *(Binding(keys, f"move({by})", show=False) for keys, by in MOVES.items()),
         Binding("J", "scroll(1)", show=False),
         Binding("K", "scroll(-1)", show=False),
         Binding("g", "page('gpus')", "GPUs"),

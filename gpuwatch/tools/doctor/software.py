@@ -117,40 +117,36 @@ def is_address(value: str) -> bool:
     return bool(host) and port.isdigit() and 0 < int(port) < 65536
 
 
-Accepted = tuple[Callable[[str], object], str]
-"""What accepts a value (else it returns False or raises ConfigError), and what to give instead."""
-_ANY: Accepted = (lambda value: True, "")
-_FLAG: Accepted = (lambda value: value.lower() in ("0", "1", "true", "false", "yes", "no"), "1 or 0")
-_URL: Accepted = (is_url, "http://HOST:PORT")
-_SIZE: Accepted = (lambda value: re.fullmatch(r"\d+[bkmg]?", value.lower()), "a size, as in 512m")
-_PORT: Accepted = (lambda value: is_address(f"host:{value}"), "a port, 1 to 65535")
-_FILE: Accepted = (lambda value: not Path(value).is_dir(), "a file, not a folder")
+def is_flag(value: str) -> bool:
+    return value.lower() in ("0", "1", "true", "false", "yes", "no")
 
-_SERVICES = ("AGENT", "PROMETHEUS", "ALERTMANAGER", "GRAFANA", "DASHBOARD")
-KNOWN: dict[str, Accepted] = {
-    "GPUWATCH_ENDPOINT": (
-        lambda value: endpoint.checked(value, "it"),
-        "ipc:///absolute/path.sock or tcp://ADDRESS:PORT",
+
+_ACCEPTED: dict[str, tuple[Callable[[str], object], str]] = {
+    "ENDPOINT": (lambda value: endpoint.checked(value, "it"), "ipc:///absolute/path.sock or tcp://ADDRESS:PORT"),
+    "RUN JOB TAG NODE GRAFANA_PASSWORD TOKEN API_TOKEN AGENT_ADDRESS AUTO_SCRIPT": (lambda value: True, ""),
+    "QUIET DISABLE AUTO TRACE BREAKDOWN": (is_flag, "1 or 0"),
+    "AUTO_PID": (str.isdigit, "a process id"),
+    "LOG": (lambda value: value.lower() == "auto" or is_flag(value), "auto"),
+    "HTTP": (is_address, "HOST:PORT"),
+    "AGENT_SCHEME": (lambda value: value in ("http", "https"), "http or https"),
+    "HISTORY CONFIG TOKEN_FILE API_TOKEN_FILE CLIENT_CERT OOM_SNAPSHOT": (
+        lambda value: not Path(value).is_dir(),
+        "a file, not a folder",
     ),
-    **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "NODE", "GRAFANA_PASSWORD", "TOKEN", "API_TOKEN")},
-    "GPUWATCH_AGENT_ADDRESS": _ANY,
-    **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO", "TRACE", "BREAKDOWN")},
-    "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
-    "GPUWATCH_AUTO_SCRIPT": _ANY,
-    "GPUWATCH_LOG": (lambda value: value.lower() == "auto" or _FLAG[0](value), "auto"),
-    "GPUWATCH_HTTP": (is_address, "HOST:PORT"),
-    "GPUWATCH_AGENT_SCHEME": (lambda value: value in ("http", "https"), "http or https"),
-    **{
-        f"GPUWATCH_{name}": _FILE
-        for name in ("HISTORY", "CONFIG", "TOKEN_FILE", "API_TOKEN_FILE", "CLIENT_CERT", "OOM_SNAPSHOT")
-    },
-    **{f"GPUWATCH_{name}": _URL for name in ("AGENT", "AGENT_URL", "PROMETHEUS", "PROMETHEUS_URL", "OTLP")},
-    "GPUWATCH_ALERTMANAGER_URL": _URL,
-    "GPUWATCH_RUN_DIR": (lambda value: value.startswith("/"), "an absolute path"),
-    "GPUWATCH_GPU_HOUR": (parse_price, "a price and its currency, as in 4.2 EUR"),
-    **{f"GPUWATCH_{name}_PORT": _PORT for name in _SERVICES},
-    **{f"GPUWATCH_{name}_MEMORY": _SIZE for name in _SERVICES},
+    "AGENT AGENT_URL PROMETHEUS PROMETHEUS_URL OTLP ALERTMANAGER_URL": (is_url, "http://HOST:PORT"),
+    "RUN_DIR": (lambda value: value.startswith("/"), "an absolute path"),
+    "GPU_HOUR": (parse_price, "a price and its currency, as in 4.2 EUR"),
+    "AGENT_PORT PROMETHEUS_PORT ALERTMANAGER_PORT GRAFANA_PORT DASHBOARD_PORT": (
+        lambda value: is_address(f"host:{value}"),
+        "a port, 1 to 65535",
+    ),
+    "AGENT_MEMORY PROMETHEUS_MEMORY ALERTMANAGER_MEMORY GRAFANA_MEMORY DASHBOARD_MEMORY": (
+        lambda value: re.fullmatch(r"\d+[bkmg]?", value.lower()),
+        "a size, as in 512m",
+    ),
 }
+"""By variables: what accepts a value (else it returns False or raises ConfigError), and what to give instead."""
+KNOWN = {f"GPUWATCH_{name}": accepted for names, accepted in _ACCEPTED.items() for name in names.split()}
 """Every variable that some part of gpuwatch or its compose file reads."""
 
 

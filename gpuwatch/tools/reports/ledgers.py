@@ -132,7 +132,6 @@ def digest(prometheus: Prometheus, users: str, days: int, now_s: float) -> dict[
     `gpu_hours` and `cost` by kind of all of them (`cost` is empty without a price), and `users` by name, at most 20, who lost most first: each
     the same, and `runs`, the ones that lost most: `lost_hours`, and of their findings the `cause` that took most, with its `advice`.
     """
-
     queries = template("ledgers.yml")["digest"]
 
     def ask(expr: str, at_s: float, **given: str) -> Vector:
@@ -157,12 +156,10 @@ def digest(prometheus: Prometheus, users: str, days: int, now_s: float) -> dict[
         worst = sorted(((lost(kinds), run) for (own, run), kinds in hours.items() if own == user and run), reverse=True)
         about[user]["runs"] = {run: {"lost_hours": of_run} for of_run, run in worst[:_RUNS] if of_run >= _LEAST_HOURS}
     if runs := "|".join(re.escape(run) for user in named for run in about[user]["runs"]):
-        why = {
-            of: {each["run"]: each[of] for each, _ in ask(expr, now_s, runs=runs)}
-            for of, expr in queries["why"].items()
-        }
-        for run, of_run in (item for user in named for item in about[user]["runs"].items()):
-            of_run |= {of: by_run[run] for of, by_run in why.items() if run in by_run}
+        for of, expr in queries["why"].items():
+            by_run = {each["run"]: each[of] for each, _ in ask(expr, now_s, runs=runs)}
+            for run, of_run in (item for user in named for item in about[user]["runs"].items()):
+                of_run |= {of: by_run[run]} if run in by_run else {}
     currency = next((labels["currency"] for labels, _ in ask(queries["currency"], now_s)), "")
     return {"days": days, **about[None], "currency": currency, "users": {user: about[user] for user in named}}
 
