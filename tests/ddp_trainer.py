@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -98,6 +99,8 @@ def train(rank: int, wanted: argparse.Namespace) -> None:
 
 def main() -> None:
     wanted = options()
+    if wanted.method == "fork":
+        import_module("torch._dynamo")  # DDP and optimizers import it, for seconds: once, before the ranks are forked
     if wanted.spawn:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(wanted.port)}
         torch.multiprocessing.start_processes(train, (wanted,), nprocs=wanted.spawn, start_method=wanted.method)

@@ -152,7 +152,7 @@ def test_ranks_of_two_launchers_without_a_name_are_one_run(agent: Agent) -> None
 
 def test_a_rank_for_which_the_others_wait_is_named_with_the_line_that_it_is_in(agent: Agent) -> None:
     """By torch's flight recorder, which the hook reads while the training thread waits in a collective."""
-    with spawned(agent, 3, "--hang-rank=2", "--steps=40"):
+    with spawned(agent, 3, "--hang-rank=2", "--steps=40", "--method=fork"):
         found = wait_for("a hang is found", lambda: _stalled(agent, 3), 90, 0.5)
     assert {each["title"] for each in found} == {"training makes no progress: the other ranks wait for rank 2"}
     line = next(n for n, text in enumerate(TRAINER.read_text().splitlines(), 1) if "sleep(3600)" in text)
