@@ -12,7 +12,7 @@ from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from tests.chromium import DESKTOP, chromium
-from tests.integration.dashboard_fake import INPUT_SHARE, RUN_ID, STEP_S, FakeAgent, a_run, streamlit_page
+from tests.integration.dashboard_fake import GPU_NOW, INPUT_SHARE, RUN_ID, STEP_S, FakeAgent, a_run, streamlit_page
 from tests.servers import prometheus_config, require, start_prometheus, wait_for
 
 
@@ -47,6 +47,7 @@ def test_run_and_verdict(source: PrometheusSource) -> None:
     assert run.states["input_wait"] / sum(run.states.values()) == pytest.approx(INPUT_SHARE, abs=0.03)
     assert run.recent is not None and run.recent.steps_per_s == pytest.approx(1 / STEP_S, rel=0.05)
     assert [finding.cause for finding in run.findings] == ["input_single_process"]
+    assert tuple(gpu.state for gpu in source.node(run).gpus or ()) == GPU_NOW, "of each GPU its longest state"
 
 
 def test_every_panel_has_data_and_shares_sum_to_one(source: PrometheusSource) -> None:

@@ -170,7 +170,6 @@ def line_option(
         if limits := [value * scale.factor for value, _ in panel.thresholds()]:
             series[-1]["markLine"] = reference("yAxis", limits, shown.VERMILLION)
     return {
-        "animation": False,
         "grid": GRID,
         "tooltip": tooltip(scale),
         "xAxis": [time_axis(span), *([_PICK_AXIS] if pick else [])],

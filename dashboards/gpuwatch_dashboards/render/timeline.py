@@ -133,7 +133,6 @@ def step_rows(steps: Steps) -> Card:
     quiet = {"axisLabel": {"show": False}, "splitLine": {"show": False}}
     of_row = {"type": "value", "min": 0, "max": 1, "nameLocation": "middle", "nameGap": 14, "nameRotate": 0, **quiet}
     option: Option = {
-        "animation": False,
         "tooltip": tooltip(scale),
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
         "grid": [{**GRID, "bottom": None, "top": 8 + n * (ROW_PX + GAP_PX), "height": ROW_PX} for n in rows],
@@ -213,7 +212,6 @@ def heat_card(steps: Steps) -> Card:
     text = f"step {{@[3]}}<br>longest data wait <b>{{@[2]}}{scale.suffix}</b>"
     shade = {"min": 0, "max": most * scale.factor, "inRange": {"color": list(SHADES)}}
     option: Option = {
-        "animation": False,
         "grid": {**GRID, "left": 74},
         "tooltip": {"confine": True, "formatter": text, "transitionDuration": 0},
         "xAxis": {"type": "category", "data": titles, "axisLabel": label},

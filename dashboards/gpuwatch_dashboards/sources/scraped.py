@@ -117,14 +117,11 @@ def _run_key(labels: Labels) -> Key:
 
 
 def _findings(active: Vector, briefs: Vector) -> dict[str, tuple[Finding, ...]]:
-    """Return the active findings by run: each root, then its consequences. Causes, shares and what they advise are exported, by each node of the run."""
+    """Return the active findings by run: each root, then its consequences. Causes, shares and what they advise are exported."""
     found: dict[str, list[Finding]] = {}
     advised = {(labels.get("run"), labels.get("cause")): labels.get("advice") for labels, _ in briefs}
-    largest: dict[tuple[str, str], float] = {}
     for labels, ratio in active:
-        key = labels.get("run", ""), labels.get("cause", "")
-        largest[key] = max(ratio, largest.get(key, 0.0))
-    for (run, cause), ratio in largest.items():
+        run, cause = labels.get("run", ""), labels.get("cause", "")
         change = BY_CAUSE[cause].change if cause in BY_CAUSE else ""
         advice = advised.get((run, cause)) or f"{change[:1].upper()}{change[1:]}"
         finding = Finding(
@@ -170,11 +167,8 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
     gauges = {name: {_gpu_key(of): value for of, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES}
     infos = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_info{where}")}
     owners = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_owner_info{where}")}
-    states: dict[Key, tuple[float, str]] = {}
-    for labels, seconds in instant(f"increase(gpuwatch_gpu_seconds_total{where}[{window_s:g}s])"):
-        key = _gpu_key(labels)
-        if seconds > 0.0:
-            states[key] = max(states.get(key, (0.0, "")), (seconds, labels.get("state", "")))
+    longest = f"topk by (gpu, UUID) (1, increase(gpuwatch_gpu_seconds_total{where}[{window_s:g}s]) > 0)"
+    states = {_gpu_key(labels): labels.get("state", "") for labels, _ in instant(longest)}
     keys = {*infos, *states, *(key for values in gauges.values() for key in values)}
     if not keys:
         return () if seen and seen[0][1] == 0 else None
@@ -183,7 +177,7 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
             key[0],
             key[1],
             name=infos.get(key, {}).get("model", ""),
-            state=states[key][1] if key in states else None,
+            state=states.get(key),
             run=owners.get(key, {}).get("run") or None,
             owner=_owner(owners.get(key, {})),
             energy_joules={},

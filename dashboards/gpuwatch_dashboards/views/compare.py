@@ -86,7 +86,6 @@ def speeds_card(base: RunReport, found: Sequence[Comparison]) -> Card:
     ]  # fmt: skip
     names = [each.b.name for each in found]
     option: Option = {
-        "animation": False,
         "grid": {**GRID, "left": 12, "right": 56, "outerBoundsMode": "same"},
         "tooltip": {**tooltip(_TIMES), "axisPointer": {"type": "shadow"}},
         "xAxis": value_axis(_TIMES, 1.1 * max(1.0, *(v for v in (*predicted, *achieved) if v is not None))),
@@ -122,7 +121,6 @@ def steps_card(reports: Sequence[RunReport]) -> Card:
         series.append(line_series(look.name, look.colour, data=points))
     label = {"formatter": f"{{value}}{since.suffix}", "alignMaxLabel": "right"}
     option: Option = {
-        "animation": False,
         "grid": GRID,
         "tooltip": tooltip(scale),
         "xAxis": {"type": "value", "min": 0, "axisLabel": label},

@@ -166,8 +166,9 @@ def draw_card(card: Card) -> None:
         if card.option is None:
             return
         draw: dict[str, Any] = {"height": card.height_px, **({"alt": card.spoken} if "alt" in _CHART else {})}
+        option = {"animation": False, **card.option}
         if card.stretch is None or "on_select" not in _CHART:
-            st.echarts_chart(card.option, key=f"chart-{card.key}", **draw)
+            st.echarts_chart(option, key=f"chart-{card.key}", **draw)
             return
         start_s, end_s = card.stretch
         # a new chart after each zoom: nothing is selected in it yet
@@ -181,7 +182,7 @@ def draw_card(card: Card) -> None:
                 remember(window=None)
                 go_to(middle_s - half_s, middle_s + half_s)
 
-        st.echarts_chart(card.option, key=key, on_select=clicked, **draw)
+        st.echarts_chart(option, key=key, on_select=clicked, **draw)
 
 
 def answered(site: Site, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:

@@ -182,7 +182,7 @@ VECTORS: dict[str, list[tuple[dict[str, str], float]]] = {
     'gpuwatch_step_percentile_seconds{run=~"r1", percentile="p50"}': [(WHO, 0.1)],
     'gpuwatch_step_percentile_seconds{run=~"r1", percentile="p95"}': [(WHO, float("nan"))],
     "gpuwatch_run_mfu_ratio": [(WHO, 0.41)],
-    "gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "input_single_process"}, 0.62)],
+    "max by (run, cause) (gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "input_single_process"}, 0.62)],
 }  # fmt: skip
 
 
@@ -215,10 +215,9 @@ def test_prometheus_runs() -> None:
 
 
 def test_prometheus_findings_of_a_run_on_many_nodes_are_one_each() -> None:
-    """Each node of a run exports what it found there; the largest share counts."""
-    shares = [0.3, 0.5, 0.4]
-    vector = [({"run": "r1", "cause": "input_cpu", "instance": f"n{n}"}, share) for n, share in enumerate(shares)]
-    [run] = prometheus({**VECTORS, "gpuwatch_finding_evidence_ratio": vector}).runs()
+    """Each node of a run exports what it found there; Prometheus is asked for the largest share."""
+    vector = [({"run": "r1", "cause": "input_cpu"}, 0.5)]
+    [run] = prometheus({**VECTORS, "max by (run, cause) (gpuwatch_finding_evidence_ratio": vector}).runs()
     assert [(finding.cause, finding.ratio) for finding in run.findings] == [("input_cpu", 0.5)]
 
 
@@ -230,7 +229,9 @@ def test_prometheus_findings_advise_what_the_agent_exported_and_without_it_what_
 
 
 def test_prometheus_run_that_is_over_is_judged_by_its_whole() -> None:
-    gone = {k: v for k, v in VECTORS.items() if not k.startswith(("increase", "gpuwatch_run_up", "gpuwatch_finding"))}
+    gone = {
+        k: v for k, v in VECTORS.items() if not k.startswith(("increase", "gpuwatch_run_up", "max by (run, cause)"))
+    }
     [run] = prometheus(gone).runs()
     assert run.status == "gone"
     assert run.verdict is not None and run.verdict.ratio == pytest.approx(0.61)
@@ -306,7 +307,7 @@ def test_prometheus_stalled_run_says_for_how_long() -> None:
             ({**WHO, "state": "stalled"}, 42.0),
         ]
     }
-    [run] = prometheus({**VECTORS, **whole, "gpuwatch_finding_evidence_ratio": stalled}).runs()
+    [run] = prometheus({**VECTORS, **whole, "max by (run, cause) (gpuwatch_finding_evidence_ratio": stalled}).runs()
     assert run.verdict is not None and run.verdict.sentence == "stalled: no training step for 42.0 s"
 
 
@@ -317,7 +318,7 @@ def test_prometheus_knows_which_rank_is_late() -> None:
         "last_over_time(gpuwatch_run_info": [({**who, "world_size": "2"}, 1) for who in (WHO, other)],
         "increase(gpuwatch_run_seconds_total": [({**WHO, "state": "compute"}, 60), ({**other, "state": "compute"}, 45),
                                                 ({**other, "state": "comm_wait"}, 15)],
-        "gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "straggler"}, 0.3)],
+        "max by (run, cause) (gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "straggler"}, 0.3)],
         "gpuwatch_straggler_excess_ratio": [(WHO, 0.3)],
     }  # fmt: skip
     late, waiting = sorted(prometheus(series).runs(), key=lambda run: run.rank)
