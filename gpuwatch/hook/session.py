@@ -168,7 +168,7 @@ class Session:
         """Look for a device before a declared step, and pause or resume its timeline as the hook's cost demands."""
         meter = self.recorder.meter
         meter.visits += 1
-        self.recorder.countdown = 1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY
+        self.recorder.sample_after(1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY)
         self.guard(self.torch_hooks.begin_step)
         self.hand_over()
 

@@ -106,7 +106,7 @@ class Training:
                 self._count = sample_counter(batches[0]) or sample_count
             samples = [self._count(batch) for batch in batches]
             if min(samples) >= 0:  # else one is not known
-                self.session.recorder.samples = sum(samples)
+                self.session.recorder.set_samples(sum(samples))
         except Exception as error:  # a batch of an unknown kind
             pass_on(error)
             say_once(f"samples are not counted: {error!r}")

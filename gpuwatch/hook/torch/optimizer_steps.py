@@ -339,7 +339,7 @@ class OptimizerSteps:
         """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
         if self._pass == id(module):
             self._pass = 0
-            self._recorder.gap_since_ns = self._recorder.clock()
+            self._recorder.begin_gap(self._recorder.clock())
 
 
 def _recorded() -> int:
