@@ -45,8 +45,7 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         path = Path(own.history) if own.history else default_history()
         history = History(path, own.keep_days * 86400, int(own.keep_gib * 2**30), own.full_hours * 3600)
         endpoints = [checked(endpoint, "--listen") for endpoint in own.listen] or [default_listen()]
-        over_tcp = any(map(is_tcp, endpoints))
-        token = kept_token("GPUWATCH_TOKEN", own.token_file) if over_tcp else None
+        token = kept_token("GPUWATCH_TOKEN", own.token_file) if any(map(is_tcp, endpoints)) else None
         receiver = Receiver(ZmqReceiver(endpoints, token))
         sampler = Sampler(receiver, history, config, boot_id(Path(own.procfs)))
         stack.callback(sampler.writer.close)
@@ -62,8 +61,8 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
             except ImportError:
                 raise MissingExtra("opentelemetry-proto", "otlp") from None
             port, state = server_socket.getsockname()[1], path.with_name(path.name + ".otlp.json")
-            every_s, host = own.otlp_every_s, socket.gethostname()
-            pusher = OtlpPusher(own.otlp, every_s, lambda: sampler.snapshot, host, port, state)
+            host = socket.gethostname()
+            pusher = OtlpPusher(own.otlp, own.otlp_every_s, lambda: sampler.snapshot, host, port, state)
             sampler.extra_samples.append(pusher.samples)
             pusher.start()
             stack.callback(pusher.stop)

@@ -3,9 +3,8 @@
 from gpuwatch.commands.agent import agent
 from gpuwatch.commands.demo import demo
 from gpuwatch.commands.doctor import doctor
-from gpuwatch.commands.grafana import grafana
+from gpuwatch.commands.grafana import grafana, rules
 from gpuwatch.commands.report import compare, digest, report
-from gpuwatch.commands.rules import rules
 from gpuwatch.commands.run import run
 from gpuwatch.commands.stacks import stacks, trace
 from gpuwatch.commands.top import top

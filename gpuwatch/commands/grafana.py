@@ -5,9 +5,11 @@ from urllib.parse import urljoin, urlsplit
 
 import typer
 
+from gpuwatch.alerting.render import render
 from gpuwatch.commands.options import ConfigFile, Runbooks, settings_of, write_file
 from gpuwatch.errors import require
 
+_RULES = "gpuwatch.yml"
 grafana = typer.Typer(
     name="grafana",
     help="Push the Grafana dashboards or write them as files: GPU fleet, GPU node, Training run.",
@@ -60,6 +62,25 @@ def write(
 
     for name, dashboard in load(settings_of(config, runbooks)).items():
         write_file(folder, name, text(dashboard))
+
+
+def rules(
+    config: ConfigFile = None,
+    write: Annotated[Path | None, typer.Option(help=f"Write {_RULES} into this folder instead of printing it.")] = None,
+    runbooks: Runbooks = "",
+) -> None:
+    """Print the recording and alert rules for Prometheus, or write them to a folder.
+
+    Examples: `gpuwatch rules > /etc/prometheus/rules/gpuwatch.yml`;
+    `gpuwatch rules --config gpuwatch.toml --write /etc/prometheus/rules`
+    """
+    require("yaml", "agent")
+    settings = settings_of(config, runbooks)
+    text = render(settings.alerts, settings.prices)
+    if write is None:
+        typer.echo(text, nl=False)
+    else:
+        write_file(write, _RULES, text, "--write ")
 
 
 def _link(url: str, path: str) -> str:

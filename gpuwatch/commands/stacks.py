@@ -6,7 +6,7 @@ import typer
 
 from gpuwatch.api.client import Client
 from gpuwatch.commands.options import AGENT, Agent, Json, Run
-from gpuwatch.errors import ConfigError
+from gpuwatch.errors import ConfigError, usable
 from gpuwatch.formatting import as_json, file_name
 from gpuwatch.hook.requests import ask
 from gpuwatch.tools.reports.gather import choose
@@ -40,8 +40,7 @@ def stacks(
     if json:
         typer.echo(as_json(found))
         return
-    for line in lines(found):
-        typer.echo(line)
+    typer.echo("\n".join(lines(found)))
     for graph in found.flame_graphs:
         typer.echo(f"flame graph: {graph} (drop it on https://www.speedscope.app, which keeps it in your browser)")
 
@@ -67,10 +66,8 @@ def trace(
         pid = targets_of(Client(agent, "give --agent URL, or --pid"), run, rank, Path())[0].pid
     file = output or Path(f"gpuwatch-trace-{file_name(run)}-rank{rank}.json")
     typer.echo(f"waiting for {steps} steps of pid {pid}", err=True)
-    try:
+    with usable(f"--output {file}", "choose a file that you may write to"):
         file.write_bytes(ask(pid, steps=steps))
-    except OSError as error:
-        raise ConfigError(f"--output {file}: {error.strerror}; choose a file that you may write to") from error
     typer.echo(f"{file} (drop it on https://ui.perfetto.dev)")
 
 

@@ -151,40 +151,35 @@ def ask(pid: int, **wanted: Any) -> bytes:
     try:
         with (process / "comm").open() as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)  # one request at a time: else one gets the answer to the other's
-            text = _ask(pid, process, Request(pid, **wanted))
+            uid = process.stat().st_uid
+            is_here = (process / "ns/mnt").stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino
+            folder = Path("/" if is_here else process / "root") / f"tmp/gpuwatch-{uid}"
+            if not folder.exists():
+                folder.mkdir(mode=0o700)
+                os.chown(folder, uid, -1)
+            if folder.lstat().st_uid != uid:
+                raise GpuwatchError(f"{folder} is another user's")
+            request, answer = (folder / f"{own_number(pid)}.{kind}" for kind in ("request", "answer"))
+            asking = request.with_suffix(".asking")
+            for each in (request, answer, asking):
+                each.unlink(missing_ok=True)
+            with os.fdopen(os.open(asking, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                os.fchown(file.fileno(), uid, -1)
+                file.write(msgspec.json.encode(Request(pid, **wanted)))
+            asking.replace(request)
+            until_s = time.monotonic() + _TAKEN_S
+            while not answer.exists():
+                if request.exists() and time.monotonic() > until_s:
+                    request.unlink(missing_ok=True)
+                    raise GpuwatchError(f"pid {pid} does not answer: no gpuwatch of this version watches a training")
+                if not process.exists() and not answer.exists():
+                    raise GpuwatchError(f"pid {pid} has ended")
+                time.sleep(0.1)
+            with os.fdopen(os.open(answer, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                text = file.read()
+            answer.unlink()
     except OSError as error:
         raise GpuwatchError(f"pid {pid} cannot be asked: {error.strerror}: {error.filename}") from error
     if text.startswith(b'{"error":'):
         raise GpuwatchError(f"pid {pid}: {msgspec.json.decode(text)['error']}")
-    return text
-
-
-def _ask(pid: int, process: Path, wanted: Request) -> bytes:
-    uid = process.stat().st_uid
-    is_here = (process / "ns/mnt").stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino
-    folder = Path("/" if is_here else process / "root") / f"tmp/gpuwatch-{uid}"
-    if not folder.exists():
-        folder.mkdir(mode=0o700)
-        os.chown(folder, uid, -1)
-    if folder.lstat().st_uid != uid:
-        raise GpuwatchError(f"{folder} is another user's")
-    request, answer = (folder / f"{own_number(pid)}.{kind}" for kind in ("request", "answer"))
-    asking = request.with_suffix(".asking")
-    for each in (request, answer, asking):
-        each.unlink(missing_ok=True)
-    with os.fdopen(os.open(asking, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        os.fchown(file.fileno(), uid, -1)
-        file.write(msgspec.json.encode(wanted))
-    asking.replace(request)
-    until_s = time.monotonic() + _TAKEN_S
-    while not answer.exists():
-        if request.exists() and time.monotonic() > until_s:
-            request.unlink(missing_ok=True)
-            raise GpuwatchError(f"pid {pid} does not answer: no gpuwatch of this version watches a training in it")
-        if not process.exists() and not answer.exists():
-            raise GpuwatchError(f"pid {pid} has ended")
-        time.sleep(0.1)
-    with os.fdopen(os.open(answer, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        text = file.read()
-    answer.unlink()
     return text

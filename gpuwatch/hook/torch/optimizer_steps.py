@@ -59,9 +59,7 @@ class OptimizerSteps:
         self._owner = object()
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
-        self.is_covered: Callable[[], bool] = lambda: (
-            False
-        )  # whether a Watch that was opened later has this thread's steps
+        self.is_covered: Callable[[], bool] = lambda: False  # a Watch that was opened later has this thread's steps
         self.count = self._count_at_drop = 0
         self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
         self._last: Callable[[], Any] = lambda: None  # the optimizer of the last of them

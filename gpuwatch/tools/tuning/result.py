@@ -32,9 +32,6 @@ class Setting:
     pin_memory: bool = False
     persistent_workers: bool = False
 
-    def keywords(self) -> dict[str, int | bool | None]:
-        return asdict(self)
-
     @property
     def batches_ahead(self) -> int:
         """How many batches are made before any is requested."""
@@ -126,7 +123,7 @@ class TuneResult:
 
     def keywords(self) -> dict[str, int | bool | None]:
         """Return the chosen setting as keyword arguments: `DataLoader(dataset, **result.keywords())`."""
-        return self.chosen.keywords()
+        return asdict(self.chosen)
 
     def measured(self) -> tuple[Measured, ...]:
         return tuple(measured(self.rows))

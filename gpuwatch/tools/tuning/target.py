@@ -8,7 +8,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def target(of: Any, name: str | None = None) -> Target:
         return Target(name, lambda setting: rebuilt(of(), setting, name), SETTINGS)
     if "num_workers" not in takes:
         raise ConfigError(f"{name} takes {', '.join(sorted(takes))} but no num_workers; {_WRITE}")
-    return Target(name, lambda setting: of(**{key: setting.keywords()[key] for key in takes}), takes)
+    return Target(name, lambda setting: of(**{key: getattr(setting, key) for key in takes}), takes)
 
 
 def rebuilt(loader: Any, setting: Setting, name: str) -> Any:
@@ -110,7 +110,7 @@ def rebuilt(loader: Any, setting: Setting, name: str) -> Any:
         same += ["batch_size", "drop_last", "sampler"]
     else:
         same += ["batch_sampler"]
-    keywords |= {**setting.keywords(), **{key: getattr(loader, key) for key in same}}
+    keywords |= {**asdict(setting), **{key: getattr(loader, key) for key in same}}
     return data.DataLoader(loader.dataset, **keywords)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_a_function_gets_the_settings_that_it_takes() -> None:
     assert some.make(setting) == (3, 4, 1)
     assert some.varies == {"num_workers", "prefetch_factor"}
     every = target(lambda **settings: settings)
-    assert every.make(setting) == setting.keywords()
+    assert every.make(setting) == asdict(setting)
 
 
 @pytest.mark.parametrize(
