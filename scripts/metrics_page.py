@@ -15,7 +15,7 @@ from gpuwatch_dashboards.query import Query
 HEAD = """\
 # Metrics
 
-The agent serves these metrics at `/metrics` (port 9478). This page is written from `gpuwatch/metrics.py` by
+The agent serves these metrics at `/metrics` (port 9478). This page is written from `gpuwatch/metrics.yml` by
 `make golden`. Units are base units and ratios are 0–1; `_total` is a counter, and `_info` is 1 with facts as labels. A
 value that was not measured is absent, never 0.
 

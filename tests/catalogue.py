@@ -12,7 +12,7 @@ def check(samples: Iterator[Sample]) -> Iterator[Sample]:
     for sample in samples:
         metric = BY_NAME.get(sample.metric)
         if metric is None:
-            raise KeyError(f"{sample.metric}: add it to gpuwatch/metrics.py")
+            raise KeyError(f"{sample.metric}: add it to gpuwatch/metrics.yml")
         if len(metric.labels) != len(sample.labels):
             raise ValueError(f"{sample.metric}: {len(sample.labels)} label values for labels {metric.labels}")
         yield sample

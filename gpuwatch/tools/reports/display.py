@@ -116,7 +116,7 @@ class Shown:
 
     scales: tuple[Scale, ...]  # the largest first
     grafana: str = "short"
-    metric: str | None = None  # the unit of metrics (`gpuwatch/metrics.py`) whose values are in this one
+    metric: str | None = None  # the unit of metrics (`gpuwatch/metrics.yml`) whose values are in this one
     rate_of: str | None = None  # the unit of metrics whose rates are in this one
 
 

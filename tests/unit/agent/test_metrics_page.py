@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpuwatch.errors import NoData
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
-from gpuwatch.metrics import CATALOGUE, Sample
+from gpuwatch.metrics import BY_NAME, CATALOGUE, Sample
 from gpuwatch_agent.collectors import Collector, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.drivers import GpuDevice
@@ -130,6 +130,7 @@ def test_all_states_are_there_from_the_first_scrape_and_sum_up(samples: list[Sam
         "compute": 0.46,
         "eval": 0.25,
     }
+    assert f"by state: {', '.join(GPU_STATES)}." in BY_NAME["gpuwatch_gpu_seconds_total"].help
     gpu = {state: values["gpuwatch_gpu_seconds_total", ("0", "GPU-1", state)] for state in GPU_STATES}
     assert set(gpu) == set(GPU_STATES)
     assert sum(gpu.values()) == pytest.approx(3.15)

@@ -60,7 +60,7 @@ def test_every_metric_is_read_by_a_rule_a_panel_a_page_or_a_command() -> None:
         for p in (root / folder).rglob("*")
         if p.suffix in (".py", ".yml")
     ]
-    text = "".join(path.read_text(encoding="utf-8") for path in files if path != root / "gpuwatch/metrics.py")
+    text = "".join(path.read_text(encoding="utf-8") for path in files if path != root / "gpuwatch/metrics.yml")
     read = {
         *re.findall(r"gpuwatch_\w+", text),
         *(part.metric for panel in live_panels() for c in panel.curves for part in parts(c.query)),
@@ -73,7 +73,7 @@ def test_every_metric_is_read_by_a_rule_a_panel_a_page_or_a_command() -> None:
     ]
     assert not unread, (
         f"nothing reads {', '.join(unread)}: add a panel, a rule or a command that does, "
-        "or give the metric when='history' or when='full' in gpuwatch/metrics.py"
+        "or give the metric `when: history` or `when: full` in gpuwatch/metrics.yml"
     )
 
 
