@@ -143,7 +143,7 @@ def declared(
     names = ("flops_per_step", "flops_per_sample", "flops_per_token", "peak_flops")
     given = (per_step, per_sample, per_token, peak)
     for name, value in zip(names, given, strict=True):
-        if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value < 1e300):
             raise ConfigError(f"{name}={value!r} is not a number above 0; leave it out where it is not known")
     if given == (None,) * 4:
         return None

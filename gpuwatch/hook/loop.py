@@ -14,7 +14,7 @@ from gpuwatch.hook.metering import SAMPLE_EVERY, FetchEvidence, Sampling
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.session import Session
 from gpuwatch.host.frames import random, spawned_workers_sampled
-from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
+from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES, known_count
 from gpuwatch.ledger.states import EVAL
 
 T = TypeVar("T")
@@ -332,7 +332,7 @@ def _with_tokens(
         nonlocal has_failed
         if not has_failed:
             try:
-                recorder.log.append((TOKENS, max(0, int(tokens(batch)))))
+                recorder.log.append((TOKENS, max(0, known_count(int(tokens(batch))))))
             except Exception as error:
                 has_failed = True
                 failed("counting a batch's tokens", error)

@@ -227,7 +227,7 @@ class Recorder:
 
     def set_samples(self, samples: int) -> None:
         """Set the open step's number of samples."""
-        self.samples = samples
+        self.samples = events.known_count(samples)
 
     def begin_epoch(self) -> None:
         """The open step is the first of a pass over a loader."""
@@ -254,7 +254,7 @@ class Recorder:
         self.samples = samples
         return True
 
-    def mark_step(self, samples: int, tokens: int | None, visit: Callable[[], None]) -> None:
+    def mark_step(self, samples: int, tokens: int, visit: Callable[[], None]) -> None:
         """End the step that the last mark began, which has these samples and tokens, and begin the next one; not inside a step of another kind."""
         self.end_taken()
         if self.in_step and self.step_owner not in (events.MARKED, LOOSE):
@@ -264,7 +264,7 @@ class Recorder:
             visit()
         if self.step_owner is events.MARKED:
             self.samples = samples
-            if tokens is not None:
+            if tokens >= 0:
                 self.log.append((events.TOKENS, tokens))
         self.begin_step(events.MARKED, self.clock())
 

@@ -179,7 +179,8 @@ def ask(pid: int, **wanted: Any) -> bytes:
                 text = file.read()
             answer.unlink()
     except OSError as error:
-        raise GpuwatchError(f"pid {pid} cannot be asked: {error.strerror}: {error.filename}") from error
+        do = "; run this as its user, or as root" if isinstance(error, PermissionError) else ""
+        raise GpuwatchError(f"pid {pid} cannot be asked: {error.strerror}: {error.filename}{do}") from error
     if text.startswith(b'{"error":'):
         raise GpuwatchError(f"pid {pid}: {msgspec.json.decode(text)['error']}")
     return text

@@ -24,7 +24,7 @@ from gpuwatch.hook.metering import BUDGET
 from gpuwatch.hook.session import Session, sigchld_held
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.host.frames import sample_worker
-from gpuwatch.ledger.events import TOKENS, UNKNOWN_SAMPLES
+from gpuwatch.ledger.events import TOKENS, UNKNOWN_SAMPLES, known_count
 from gpuwatch.ledger.states import PHASE_STATES
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Watch:
                 self.session.count_from(lambda: start)
             hooks = self.session.torch_hooks
             self.session.guard(lambda: hooks.make_loader(lambda: watch_prepared_loaders(open_session)))
-        count = None if samples is None else lambda batch: max(UNKNOWN_SAMPLES, int(samples(batch)))
+        count = None if samples is None else lambda batch: known_count(int(samples(batch)))
         return WatchedLoader(self.session, loader, to, count, tokens)
 
     def step(self, samples: int | None = None, tokens: int | None = None) -> AbstractContextManager[None]:
@@ -159,8 +159,7 @@ class Watch:
         """
         if self._disabled:
             return contextlib.nullcontext()
-        known = samples if isinstance(samples, int) and samples >= 0 else UNKNOWN_SAMPLES
-        return PlainStep(self.session, known, tokens if isinstance(tokens, int) and tokens >= 0 else None)
+        return PlainStep(self.session, known_count(samples), known_count(tokens))
 
     def data(self) -> AbstractContextManager[None]:
         """Return a context whose time is a wait for input."""
@@ -232,7 +231,7 @@ class Watch:
 class StepContext:
     """`with w.step():` — one step of a loop that has no loader. A step inside a step is a part of that one."""
 
-    def __init__(self, session: Session, samples: int = UNKNOWN_SAMPLES, tokens: int | None = None) -> None:
+    def __init__(self, session: Session, samples: int = UNKNOWN_SAMPLES, tokens: int = UNKNOWN_SAMPLES) -> None:
         self._session, self._recorder = session, session.recorder
         self._samples, self._tokens = samples, tokens
         self._entered = False
@@ -243,7 +242,7 @@ class StepContext:
             if not recorder.claim_thread():
                 return
             self._session.start()
-        if recorder.enter_step(self, self._samples, self._session.visit_step) and self._tokens is not None:
+        if recorder.enter_step(self, self._samples, self._session.visit_step) and self._tokens >= 0:
             recorder.log.append((TOKENS, self._tokens))
 
     def __exit__(self, *_: object) -> None:

@@ -24,7 +24,15 @@ STARTUP, DATA_WAIT, IN_STEP, BETWEEN, IDLE, PHASE = "startup", "data_wait", "ste
 
 TRANSFERRING = "transfer"  # in a step, copying a batch to the device. Published as IN_STEP.
 
-UNKNOWN_SAMPLES = -1
+UNKNOWN_SAMPLES = -1  # or tokens
+_MOST_SAMPLES = 1 << 32  # of one step: sums of more would not fit into a message
+
+
+def known_count(count: object) -> int:
+    """Return a step's number of samples or tokens; UNKNOWN_SAMPLES of what cannot be one."""
+    return count if isinstance(count, int) and 0 <= count < _MOST_SAMPLES else UNKNOWN_SAMPLES
+
+
 CLOSED = -1  # the training thread of a recorder that is closed, or that a fork copied: nothing is recorded any more
 
 COPY_FOLLOWS_NS = 100_000  # a copy so soon after the batch, or after the copy before, continues it

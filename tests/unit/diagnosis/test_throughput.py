@@ -32,7 +32,7 @@ def test_rates_by_the_finest_count_that_is_declared() -> None:
     assert throughput(Done(0.0, 5, 5)) == Throughput()
 
 
-@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, "1e12"])
+@pytest.mark.parametrize("value", [0, -1.0, 10**400, math.inf, math.nan, "1e12"])
 def test_what_is_no_number_above_0_is_named(value: Any) -> None:
     with pytest.raises(ConfigError, match="peak_flops="):
         declared(None, None, None, value)

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from gpuwatch import wire
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook.fakes import Clock, states_ms
+from tests.unit.hook.fakes import Clock, connect, reported, states_ms, turn
 
 
 def test_a_step_lasts_from_one_call_to_the_next_and_what_follows_the_last_is_no_step(
@@ -82,3 +83,17 @@ def test_after_the_end_and_when_disabled_a_call_does_nothing(
     other = Watch()
     other.step()
     assert other.report().steps == 0
+
+
+@pytest.mark.parametrize("count", [10**30, 1 << 62, -5])
+def test_what_cannot_be_a_count_is_not_known_and_ends_no_publishing(watch: Watch, clock: Clock, count: int) -> None:
+    sender = connect(watch)
+    for _ in range(3):
+        clock.sleep_ms(10)
+        watch.step(samples=count, tokens=count)
+    for _ in watch.steps(range(4), samples=lambda _: count, tokens=lambda _: count):
+        clock.sleep_ms(10)
+    turn(watch)
+    [sent] = [message for message in reported(sender) if isinstance(message, wire.Steps)]
+    assert sent.totals.steps == watch.report().steps == 6
+    assert (watch.report().samples, watch.report().tokens or None) == (None, None)
