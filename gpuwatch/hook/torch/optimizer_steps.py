@@ -8,9 +8,7 @@ of tensors, all of a step computes. And the count of optimizer steps distinguish
 import sys
 import threading
 from collections.abc import Callable
-from itertools import islice
 from threading import get_ident
-from traceback import walk_stack
 from typing import Any, Literal
 from weakref import ref
 
@@ -347,8 +345,12 @@ def _recorded() -> int:
 
 def _is_checkpointed() -> bool:
     """Whether a module is called for activations that the backward pass will compute again, so that autograd records nothing of them."""
-    frames = islice(walk_stack(sys._getframe(1)), _DEPTH)
-    return any(each.f_code.co_name == "forward" and "checkpoint" in each.f_code.co_filename for each, _ in frames)
+    frame: Any = sys._getframe(1)
+    for _ in range(_DEPTH):  # no generator: a compiler of the model's call would be asked to compile it
+        if frame is None or (frame.f_code.co_name == "forward" and "checkpoint" in frame.f_code.co_filename):
+            return frame is not None
+        frame = frame.f_back
+    return False
 
 
 def at_each_optimizer_step(call: Callable[..., None], when: Literal["pre", "post"] = "post") -> Any | None:
