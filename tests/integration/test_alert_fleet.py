@@ -184,7 +184,7 @@ def test_one_message_for_each_run_and_owner(tmp_path: Path) -> None:
     cost = float(starved.partition("Cost: ")[2].partition(" GPU-hours a day")[0])
     assert 0.9 * 64 * 0.4 * 24 < cost < 1.1 * 64 * 0.4 * 24
     [hung] = by_name["RunHung"]
-    assert "none of its 4 ranks makes progress" in hung and "GPU 3 on hang0:9478" in hung
+    assert "none of its 4 ranks makes progress" in hung and "GPU 0, 1, 2, 3 on hang0:9478" in hung
     for text in by_name["GpuHeldIdle"]:
         assert text.count("is held idle by user") == 4 and "(jupyter-lab)" in text  # three GPUs, and the first in full
 
