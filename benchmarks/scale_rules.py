@@ -169,7 +169,7 @@ def _parts(line: str) -> tuple[str | Any, ...] | None:
 def _recorded(
     folder: Path, groups: Groups, series: list[dict[str, str]], names: list[str], minutes: int
 ) -> dict[str, dict[str, float]]:
-    """Return by name what is recorded, by labels and time: what promtool reports instead of what it was told to expect."""
+    """Return by name what is recorded, by labels and time: what promtool reports instead of what it was given to expect."""
     asked = [
         {
             "expr": f'label_replace({{__name__="{name}"}}, "asked", "{name} {at}", "", "")',

@@ -1,11 +1,11 @@
 """The metric catalogue, which `metrics.yml` beside this file lists: every name that gpuwatch exports, once. Needs PyYAML, of the extras."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
-import yaml
+
+from gpuwatch.tables import table
 
 Kind = Literal["counter", "gauge", "info"]
 Unit = Literal["seconds", "bytes", "ratio", "watts", "joules", "celsius", "hertz", "timestamp", "count"]
@@ -37,10 +37,8 @@ class Sample(NamedTuple):
 
 RUN = ("run", "rank")
 GPU = ("gpu", "UUID")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_TEXT = Path(__file__).with_suffix(".yml").read_text("utf-8")
 CATALOGUE = tuple(
-    msgspec.convert({"name": name, **fields}, Metric) for name, fields in yaml.load(_TEXT, _LOADER).items()
+    msgspec.convert({"name": name, **fields}, Metric) for name, fields in table("gpuwatch", "metrics.yml").items()
 )
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in CATALOGUE}
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds, Prices
 from gpuwatch.diagnosis.finding import Severity
 from gpuwatch.diagnosis.rules import RULES
 from gpuwatch.errors import ConfigError
+from gpuwatch.tables import table
 
 TEMPLATES = ("recording.yml", "alerts.yml")
 RUNBOOKS = AlertThresholds.runbooks
@@ -27,10 +27,7 @@ Rule = dict[str, Any]
 @cache
 def template(name: str) -> dict[str, Any]:
     """Return a template as it is written, parsed. Do not change it."""
-    import yaml  # of the agent and dashboard extras
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    loaded: dict[str, Any] = yaml.load((files("gpuwatch.alerting") / name).read_text("utf-8"), loader)
+    loaded: dict[str, Any] = table("gpuwatch.alerting", name)
     return loaded
 
 

@@ -70,7 +70,7 @@ def produced(tmp_path_factory: pytest.TempPathFactory) -> set[Shape]:
 
 def agent_shapes(folder: Path) -> set[Shape]:
     """Return what a real agent serves of GPUs with every kind of owner: a run's, one's in a pod, a process's, a job's and a pod's that use
-    none, nobody, two runs' and a job's."""
+    no one's, two runs' and a job's."""
     nvml = FakeNvml(folder)
     (folder / "allocations").mkdir()
     (folder / "allocations/7.json").write_text(json.dumps({"gpus": [2], "job": "7", "user": "alice"}))

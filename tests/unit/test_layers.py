@@ -23,7 +23,7 @@ MODULES = {
     for path in base.rglob("*.py")
 }
 """Every file of the product by its dotted name."""
-PURE = ["ledger", "diagnosis", "diagnosis/rules", "formatting", "alerting"]
+PURE = ["metrics", "ledger", "diagnosis", "diagnosis/rules", "formatting", "alerting"]
 WIRE = ["wire/__init__"]
 """Messages. Beside them are the sockets that carry them."""
 IO_AND_CLOCKS = {"time", "os", "socket", "subprocess", "threading", "zmq", "pathlib", "logging", "datetime", "sqlite3"}

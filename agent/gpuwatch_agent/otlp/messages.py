@@ -6,11 +6,9 @@ may fall) and "Metrics Data Model" (unknown start times); its semantic conventio
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
@@ -18,10 +16,11 @@ from prometheus_client.core import Metric
 
 from gpuwatch import __version__
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.tables import table
 
 _UNITS = {"seconds": "s", "timestamp": "s", "bytes": "By", "ratio": "1", "watts": "W", "joules": "J", "celsius": "Cel", "hertz": "Hz"}  # fmt: skip
 """By unit of the catalogue. A count has none: collectors add "ratio" to the name of a gauge of unit 1."""
-_HARDWARE = yaml.safe_load(Path(__file__).with_name("hardware.yml").read_text("utf-8"))
+_HARDWARE = table("gpuwatch_agent.otlp", "hardware.yml")
 _Sums = dict[tuple[Any, ...], tuple[int, int, float]]
 """By series: its start and its last time (Unix, ns), and its last value."""
 

@@ -297,7 +297,7 @@ class Run(msgspec.Struct, eq=False):
         steps = read_columns(message.columns, sender.offset_ns)
         if steps:
             self.parts.append(steps)
-            if sum(map(len, self.parts)) > 2 * self.kept[1]:  # nobody has read them for long
+            if sum(map(len, self.parts)) > 2 * self.kept[1]:  # they have not been read for long
                 self.parts = [self.steps]
             self.last_step_s = now_s - (now_ns - steps.end_ns[-1]) / 1e9
         return "start_ns" in message.columns

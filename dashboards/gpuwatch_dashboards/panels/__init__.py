@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.ledger.states import LOST_KINDS
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.tables import table
 from gpuwatch.tools.reports.display import UNITS, Unit
 from gpuwatch_dashboards.query import Match, Query
 
@@ -138,8 +136,7 @@ def unit_of(query: Query) -> Unit:
 
 
 def _parsed(name: str) -> Any:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(Path(__file__).with_name(f"{name}.yml").read_text("utf-8"), loader)
+    return table("gpuwatch_dashboards.panels", f"{name}.yml")
 
 
 _TEXTS = {"lost": "|".join(LOST_KINDS), **_parsed("texts")}

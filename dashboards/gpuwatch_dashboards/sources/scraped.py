@@ -2,10 +2,8 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from string import Template
 
-import yaml
 from msgspec.structs import replace
 
 from gpuwatch.api import Finding, Gpu, Recent, Run
@@ -13,6 +11,7 @@ from gpuwatch.api.client import Labels, Vector
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import BY_CAUSE, in_order
 from gpuwatch.diagnosis.window import StepColumns, Window
+from gpuwatch.tables import table
 from gpuwatch_dashboards.query import INSTANCE, Match, by_number
 
 Instant = Callable[[str], Vector]
@@ -22,7 +21,7 @@ WATERMARK = "gpuwatch_ledger_watermark_timestamp_seconds"
 LOOKBACK = "6h"  # runs that were active within this time are listed
 MISSED = "5m"  # for so long the ranks of a node that does not answer are shown with the others of their run
 MOST_RUNS = 100
-QUERIES = yaml.safe_load(Path(__file__).with_name("scraped.yml").read_text("utf-8"))
+QUERIES = table("gpuwatch_dashboards.sources", "scraped.yml")
 GAUGES = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts")
 
 

@@ -5,15 +5,14 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-import yaml
 from rich.console import Console
 from rich.text import Text
 
 from gpuwatch.api import Run
 from gpuwatch.errors import SourceError
+from gpuwatch.tables import table
 from gpuwatch.tools.reports.display import STATES
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.render.charts import drawn_lines
@@ -26,7 +25,7 @@ TALL = 40  # from this height on curves have several lines, and the shares of ti
 SMALL = 30  # below this height separator lines are left out
 LEAST_AREA, MOST_AREA = 4, 10
 LEAST_WIDTH = 40
-HELP = yaml.safe_load(Path(__file__).with_name("help.yml").read_text("utf-8"))
+HELP = table("gpuwatch_dashboards.top", "help.yml")
 
 
 @dataclass(frozen=True)
