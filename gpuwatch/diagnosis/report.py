@@ -83,6 +83,10 @@ class Report:
         found |= {f"memory_{kind}_peak_bytes": float(peak) for kind, peak in self.memory_bytes.items()}
         return {f"gpuwatch/{name}": value for name, value in (found | totals).items()}
 
+    def goes_beyond(self, before: Report | None) -> bool:
+        """Whether enough has happened since this earlier report, a step or more than a moment, to print the verdict again."""
+        return before is None or self.steps > before.steps or self.duration_s > 1.02 * before.duration_s + 1.0
+
     def __str__(self) -> str:
         return render(self)
 
@@ -221,7 +225,7 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
         text = f"{percent(between)} of the time {passes_where(window)}"
         return Verdict("host", between, text + excluded + _by_host_clock(window))
     late = next((finding for finding in findings if finding.cause == "straggler"), None)
-    if late is not None and late.ratio > ratio:
+    if late is not None and late.ratio > (ratio / 2 if state == st.COMM_WAIT else ratio):  # else: that the ranks wait
         whom = "this one" if late.rank == window.rank else f"rank {late.rank}"
         text = f"straggler: the other ranks wait for {whom} for {percent(late.ratio)} of every step"
         return Verdict("straggler", late.ratio, text + excluded)

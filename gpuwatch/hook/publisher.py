@@ -72,6 +72,7 @@ class Publisher:
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._working: int | None = None  # the background thread, while it is at work
         self._postponed: Callable[[], None] | None = None
+        self.printed: Report | None = None  # whose verdict was printed last
         self.raised = False  # an exception ends the training
         self.on_tick: Callable[[], None] = lambda: None
         self.live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
@@ -296,6 +297,8 @@ class Publisher:
 
         try:
             report = self.report(closed=True)
+            if self.printed is not None and not report.goes_beyond(self.printed):
+                report = self.printed
             encoded = wire.encode(Conclusion(report.verdict, report.findings, len(report.others) + 1))
         except Exception as error:
             self.failed("concluding the run", error)

@@ -75,7 +75,6 @@ class Session:
         self._notebook: Notebook | None = None
         self._show: Callable[[Report], None] = _print  # prints a verdict on stderr, or draws it in a notebook
         self.close_with_thread: Callable[[], None] | None = None  # closes the run when the thread ends that trains
-        self._shown = (0, 0.0)  # steps and seconds of the verdict that was printed last
         self._early_ns, self._early_done = self.recorder.clock() + _EARLY_NS, False
 
     def start(self) -> None:
@@ -132,7 +131,7 @@ class Session:
 
     def _print_early(self) -> None:
         self._early_done = True
-        if not (self.quiet or self._shown[0] or self._rank_0_reports) and self._show is _print:
+        if not (self.quiet or self.publisher.printed or self._rank_0_reports) and self._show is _print:
             report = self.report()
             self._early_done = bool(report.steps)
             if report.steps:
@@ -251,7 +250,7 @@ class Session:
         ):
             return
         with sigchld_held():
-            if not self._shown[0] and not self.trained_nothing:
+            if self.publisher.printed is None and not self.trained_nothing:
                 self._print_verdict()
             self._end_passes()
 
@@ -271,9 +270,9 @@ class Session:
         """Print the verdict, if there was a step, and more than a moment has passed since the last one."""
 
         def show() -> None:
-            report, (steps, duration_s) = self.report(), self._shown
-            if report.steps and (report.steps > steps or report.duration_s > 1.02 * duration_s + 1.0):
-                Session.any_printed, self._shown = True, (report.steps, report.duration_s)
+            report = self.report()
+            if report.steps and report.goes_beyond(self.publisher.printed):
+                Session.any_printed, self.publisher.printed = True, report
                 self._show(report)
 
         if self._rank_0_reports:

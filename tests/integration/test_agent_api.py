@@ -24,15 +24,16 @@ RUN = 'team/ü b"1"?x=1#%2F'
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """An agent with a run of six seconds that has ended: 30 ms of waiting and 10 ms of compute a step."""
+    """An agent with a run of a few seconds that has ended: 30 ms of waiting and 10 ms of compute a step."""
     directory = tmp_path_factory.mktemp("agent")
-    with Agent(directory) as agent, Trainer(agent, data_s=0.03, compute_s=0.01, seconds=6, run=RUN) as trainer:
+    with Agent(directory) as agent, Trainer(agent, data_s=0.03, compute_s=0.01, run=RUN) as trainer:
         live = agent.wait_run(RUN, activity="data_wait")
         assert live["status"] == "running"
         first = agent.metrics()
         assert {key[3] for key in first if key[:2] == ("gpuwatch_run_seconds_total", RUN)} == set(RUN_STATES)
         time.sleep(4)
         agent.live = agent.wait_run(RUN)  # type: ignore[attr-defined]
+        trainer.finish()
         agent.report = trainer.report()  # type: ignore[attr-defined]
         agent.wait_run(RUN, status="ended")
         yield agent

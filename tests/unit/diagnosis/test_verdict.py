@@ -118,3 +118,11 @@ def test_the_rank_that_the_others_wait_for_is_not_healthy() -> None:
     assert by_rank_0.sentence == "straggler: the other ranks wait for rank 3 for 30% of every step"
     assert verdict.sentence == "straggler: the other ranks wait for this one for 30% of every step"
     assert give_verdict(STARVED, [late]).state == "input"  # what it loses itself is more
+
+
+@pytest.mark.parametrize(("ratio", "state"), [(0.23, "straggler"), (0.05, "comm")])
+def test_what_the_ranks_wait_for_is_said_rather_than_that_they_wait(ratio: float, state: str) -> None:
+    """Unless it explains less than half of it."""
+    columns = steps(100, 0.001, 0.075)
+    late = Finding("straggler", "warning", "rank 3 is late", ratio, (), "look at it", rank=3)
+    assert give_verdict(window(columns, states_s=states(columns, comm_wait=2.4)), [late]).state == state

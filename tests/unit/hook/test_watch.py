@@ -11,11 +11,13 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 import gpuwatch
 from gpuwatch import wire
+from gpuwatch.diagnosis.finding import Conclusion
 from gpuwatch.hook import watch as hook_watch
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger.events import CLOSED
@@ -172,6 +174,25 @@ def test_a_run_of_one_loop_gets_one_verdict(
     watch.close()
     captured = capsys.readouterr()
     assert captured.err.count("gpuwatch ·") == 1 and captured.out == ""
+
+
+@pytest.mark.parametrize(("after_ms", "printed"), [(500, "700 ms"), (2000, "2.7 s")])
+def test_the_agent_is_sent_the_verdict_that_was_printed(
+    after_ms: int, printed: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the time after the last pass, too short for another verdict, has changed the shares."""
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    sender = connect(watch)
+    loop(watch, clock, 100)
+    clock.sleep_ms(after_ms)
+    watch.close()
+    watch._publisher._publish(hello=True, bye=True)
+    bye = reported(sender)[-1]
+    assert isinstance(bye, wire.Bye)
+    verdict = msgspec.msgpack.decode(bye.conclusion, type=Conclusion).verdict
+    last = capsys.readouterr().err.split("gpuwatch ·")[-1]
+    assert printed in last and verdict.sentence in " ".join(last.split())
+    assert verdict.ratio == pytest.approx(1.0 if after_ms == 500 else 2.0 / 2.7)
 
 
 def test_the_end_of_an_evaluation_inside_the_first_pass_prints_nothing(
