@@ -22,7 +22,8 @@ from gpuwatch_dashboards.query import INSTANCE, Line, Match, Node, Query, Scope,
 
 Instant = Callable[[str], Vector]
 Seconds = Mapping[str, float]  # by state, or by phase
-Key = tuple[str, str]  # (run, rank) or (gpu, UUID)
+Key = tuple[str, str]
+RUN, GPU = ("run", "rank"), ("gpu", "UUID")  # the labels of a key
 WATERMARK = "gpuwatch_ledger_watermark_timestamp_seconds"
 LOOKBACK = "6h"  # runs that were active within this time are listed
 MISSED = "5m"  # for so long the ranks of a node that does not answer are shown with the others of their run
@@ -156,7 +157,7 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
 
     def values(group: str) -> dict[str, dict[Key, float]]:
         return {
-            name: {_run_key(labels): value for labels, value in ask(expr) if abs(value) < float("inf")}
+            name: {_key(labels, RUN): value for labels, value in ask(expr) if abs(value) < float("inf")}
             for name, expr in QUERIES[group].items()
         }
 
@@ -166,10 +167,10 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
             found[name] = {}
             for labels, seconds in ask(expr):
                 if seconds > 0.0:
-                    found[name].setdefault(_run_key(labels), {})[labels.get(label, "unknown")] = seconds
+                    found[name].setdefault(_key(labels, RUN), {})[labels.get(label, "unknown")] = seconds
         return found
 
-    infos = {_run_key(labels): labels for labels, _ in ask(QUERIES["info"])}
+    infos = {_key(labels, RUN): labels for labels, _ in ask(QUERIES["info"])}
     findings = _findings(ask(QUERIES["evidence"]), ask(QUERIES["findings"]))
     ranks, recents, jobs = values("rank"), values("recent"), values("job")
     states, phases = seconds_by("state"), seconds_by("phase")
@@ -215,8 +216,8 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
     return runs
 
 
-def _run_key(labels: Labels) -> Key:
-    return labels.get("run", ""), labels.get("rank", "")
+def _key(labels: Labels, names: Key) -> Key:
+    return labels.get(names[0], ""), labels.get(names[1], "")
 
 
 def _findings(active: Vector, briefs: Vector) -> dict[str, tuple[Finding, ...]]:
@@ -267,11 +268,11 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
     """Return a node's GPUs, each with its longest state of the window; None: not known whether it has any."""
     where = f"{{{Match(INSTANCE, '=', instance)}}}"
     seen = instant(f"gpuwatch_gpus_seen{where}")
-    gauges = {name: {_gpu_key(of): value for of, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES}
-    infos = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_info{where}")}
-    owners = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_owner_info{where}")}
+    gauges = {name: {_key(of, GPU): value for of, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES}
+    infos = {_key(labels, GPU): labels for labels, _ in instant(f"gpuwatch_gpu_info{where}")}
+    owners = {_key(labels, GPU): labels for labels, _ in instant(f"gpuwatch_gpu_owner_info{where}")}
     longest = f"topk by (gpu, UUID) (1, increase(gpuwatch_gpu_seconds_total{where}[{window_s:g}s]) > 0)"
-    states = {_gpu_key(labels): labels.get("state", "") for labels, _ in instant(longest)}
+    states = {_key(labels, GPU): labels.get("state", "") for labels, _ in instant(longest)}
     keys = {*infos, *states, *(key for values in gauges.values() for key in values)}
     if not keys:
         return () if seen and seen[0][1] == 0 else None
@@ -283,16 +284,11 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
             state=states.get(key),
             run=owners.get(key, {}).get("run") or None,
             owner=_owner(owners.get(key, {})),
-            energy_joules={},
             **{name: values.get(key) for name, values in gauges.items()},
         )
         for key in keys
     )
     return tuple(sorted(found, key=by_number))
-
-
-def _gpu_key(labels: Labels) -> Key:
-    return labels.get("gpu", ""), labels.get("UUID", "")
 
 
 def _owner(labels: Labels) -> str | None:
