@@ -9,8 +9,7 @@ import streamlit as st
 
 from gpuwatch.tools.reports.page import TEMPLATES
 from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_URL
-from gpuwatch_dashboards.sources import Once, SharedSource
-from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources import AgentSource, Once, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.views import compare, fleet, live, run
 from gpuwatch_dashboards.views.site import Site, draw_page, is_hidden, watch_tab

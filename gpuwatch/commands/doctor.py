@@ -29,7 +29,7 @@ def doctor(
 
     Exit codes: 0 no problem (warnings are possible), 1 at least one problem, 2 wrong usage.
     """
-    from gpuwatch.tools.doctor import examine, outcome
+    from gpuwatch.tools.doctor import as_json, as_text, examine
     from gpuwatch.tools.doctor.machine import this_machine
     from gpuwatch.tools.doctor.software import is_address
 
@@ -49,9 +49,9 @@ def doctor(
     host = socket.gethostname()
     title = f"gpuwatch doctor · {host} · gpuwatch {__version__}"
     if json:
-        typer.echo(outcome.as_json(checks, __version__, host))
+        typer.echo(as_json(checks, __version__, host))
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        typer.echo(outcome.as_text(checks, title, columns))
+        typer.echo(as_text(checks, title, columns))
     if any(check.status == "problem" for check in checks):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`gpuwatch up` and `gpuwatch dashboard`: agent and page in one command, and the page alone; child processes and their ports."""
+"""`gpuwatch up`, `gpuwatch dashboard` and `gpuwatch top`: agent and page, the page alone, and runs in the terminal; child processes and ports."""
 
 import ctypes
 import errno
@@ -21,7 +21,7 @@ import typer
 from gpuwatch.api.client import fetch, without_password
 from gpuwatch.commands.options import AGENT, HTTP, Agent, History, Http, Listen, PagePort, Prometheus
 from gpuwatch.config import read_config
-from gpuwatch.errors import ConfigError, GpuwatchError, require
+from gpuwatch.errors import ConfigError, GpuwatchError, SourceError, require
 from gpuwatch.wire.endpoint import is_loopback, refused
 
 _STOP_WAIT_S = 8.0
@@ -108,6 +108,41 @@ def dashboard(
     with running(command, {**os.environ, **environment}) as page:
         typer.echo(f"gpuwatch dashboard: http://{host}:{port}", err=True)
         raise typer.Exit(wait_for_end([page]))
+
+
+def top(
+    agent: Agent = AGENT,
+    prometheus: Prometheus = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print once and exit; the default if stdout is not a terminal.")
+    ] = False,
+) -> None:
+    """Show all runs and GPUs in the terminal: where their time goes, and what to change.
+
+    Example: `gpuwatch top`, `gpuwatch top --agent http://node-17:9478`, `gpuwatch top --once | head`
+
+    Keys: arrows or j k select, g GPUs, f findings, p panels, ? help, q quit.
+
+    Exit codes: 0; with `--once` 1 if the agent or Prometheus does not answer; 130 after Ctrl-C.
+    """
+    require("rich", "dashboard")
+    from gpuwatch_dashboards.sources import AgentSource
+    from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+    from gpuwatch_dashboards.top import Reader
+    from gpuwatch_dashboards.top.pages import is_interactive, print_once
+
+    reader = Reader(PrometheusSource(prometheus, agent_url=agent) if prometheus else AgentSource(agent))
+    if once or not is_interactive():
+        try:
+            print_once(reader)
+        except SourceError as error:  # exit code 1, not 2: a script may test whether an agent answers
+            raise GpuwatchError(str(error)) from error
+        return
+    require("textual", "dashboard")
+    from gpuwatch_dashboards.top.app import watch
+
+    if code := watch(reader):
+        raise typer.Exit(code)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuwatch_agent.collectors.drivers import Timing
 from gpuwatch_agent.collectors.nvml import GpuCollector
 from tests.nvml.fake import Clock, FakeNvml, shut_down
 
@@ -26,7 +27,7 @@ def clock() -> Clock:
 @pytest.fixture
 def collector(nvml: FakeNvml, clock: Clock) -> Iterator[GpuCollector]:
     """Give a collector that is patient: a slow machine is not a driver that hangs. Its NVML is shut down afterwards."""
-    collector = GpuCollector(clock=clock, wall_clock=lambda: 1_790_000_000 + clock(), deadline_s=60, slow_wait_s=60)
+    collector = GpuCollector(Timing(clock, lambda: 1_790_000_000 + clock(), deadline_s=60, slow_wait_s=60))
     yield collector
     nvml.write([])
     collector.fast.thread.call(shut_down)

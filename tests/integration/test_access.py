@@ -18,8 +18,7 @@ from gpuwatch.api.client import Client
 from gpuwatch.commands.up import own_agent_url, running, wait_until_answers
 from gpuwatch.errors import SourceError
 from gpuwatch_agent.http import BoundedProtocol
-from gpuwatch_dashboards.sources.prometheus import PrometheusSource
-from gpuwatch_dashboards.sources.scraped import ScrapedRun
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource, ScrapedRun
 from tests.certificates import Authority
 from tests.integration.agent_process import Agent
 from tests.servers import free_port, start_prometheus, wait_for

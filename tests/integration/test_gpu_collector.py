@@ -338,8 +338,8 @@ def test_a_subprocess_sees_the_gpus_and_exits_while_nvml_hangs(tmp_path):
     nvml.write([FIRST, replace(SECOND, hangs_s={"nvmlDeviceGetTotalEnergyConsumption": 300})])
     program = """
 import json, sys
-from gpuwatch_agent.collectors.nvml import GpuCollector
-collector = GpuCollector(deadline_s=float(sys.argv[1]))
+from gpuwatch_agent.collectors.nvml import GpuCollector, Timing
+collector = GpuCollector(Timing(deadline_s=float(sys.argv[1])))
 try:
     print(json.dumps([sample.value for sample in collector.collect() if sample.metric == sys.argv[2]]))
 except TimeoutError as error:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pynvml
 import pytest
 
+from gpuwatch_agent.collectors.drivers import Timing
 from gpuwatch_agent.collectors.nvml import GpuCollector
 from tests.catalogue import check
 from tests.integration.test_gpu_collector import count_calls
@@ -281,7 +282,7 @@ def test_dear_call_is_made_as_seldom_as_its_budget_wants(nvml, collector, clock,
 
 
 def test_call_of_the_slow_tier_that_hangs_holds_up_nothing(nvml, clock, caplog):
-    collector = GpuCollector(clock=clock, deadline_s=60, slow_wait_s=0.05)
+    collector = GpuCollector(Timing(clock, deadline_s=60, slow_wait_s=0.05))
     collector.slow.thread._deadline_s = 0.1
     nvml.write([HOPPER, replace(OLDER, hangs_s={"nvmlDeviceGetTotalEccErrors": 600})])
     for _ in range(30):

@@ -27,7 +27,7 @@ from gpuwatch.api import LastSteps, Run, Runs
 from gpuwatch.commands.tune import step_of_run
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.tuning import tune
-from gpuwatch.tools.tuning.result import Failed, LeftOut, Measured, Setting, TuneResult
+from gpuwatch.tools.tuning.result import Failed, LeftOut, Measured, Setting, TuneResult, measured
 from gpuwatch.tools.tuning.trial import descendants
 from tests.memory_limit import memory_limit
 
@@ -90,7 +90,7 @@ def lives(pid: int) -> bool:
 
 
 def workers_of(result: TuneResult) -> list[int]:
-    return [row.setting.num_workers for row in result.measured()]
+    return [row.setting.num_workers for row in measured(result.rows)]
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_a_fetch_that_sleeps_gets_exactly_the_workers_that_its_step_needs() -> N
     result = tune(loader_of(Items(sleep_s=0.05)), step_s=0.085, budget_s=12)
     assert result.chosen is not None and result.chosen.num_workers == 3, str(result)
     assert result.feeds is True
-    by_workers = {row.setting.num_workers: row for row in reversed(result.measured())}
+    by_workers = {row.setting.num_workers: row for row in reversed(measured(result.rows))}
     for workers in (0, 1, 2, 3, 4):
         assert by_workers[workers].batch_s == pytest.approx(0.2 / max(1, workers), rel=0.15)
     assert 8 not in workers_of(result)
@@ -124,7 +124,7 @@ def test_a_fetch_that_computes_gets_no_more_workers_than_cores() -> None:
         "core" in result.why
     )  # on a shared machine two workers may bring no more than one; it is the cores all the same
     assert "nothing feeds a 2 ms step" in result.why
-    assert any(row.main_cpu_ratio is not None for row in result.measured())
+    assert any(row.main_cpu_ratio is not None for row in measured(result.rows))
 
 
 @pytest.mark.alone
@@ -161,7 +161,7 @@ def test_the_budget_is_kept() -> None:
     begun = time.perf_counter()
     result = tune(loader_of(Items(sleep_s=0.05)), step_s=0.001, budget_s=4)
     assert time.perf_counter() - begun < 4 + 3
-    assert result.measured()
+    assert measured(result.rows)
     assert "budget" in result.stopped or "budget" in str(result)
 
 
@@ -201,7 +201,7 @@ def test_what_is_no_loader_is_told_with_what_to_do() -> None:
 @pytest.mark.alone
 def test_a_pass_shorter_than_what_is_made_ahead_is_timed_whole() -> None:
     result = tune(loader_of(Items(sleep_s=0.01, count=12)), step_s=0.005, budget_s=6, max_workers=2)
-    two = next(row for row in result.measured() if row.setting.num_workers == 2)
+    two = next(row for row in measured(result.rows) if row.setting.num_workers == 2)
     assert not two.steady
     assert "whole passes were timed" in str(result)
 

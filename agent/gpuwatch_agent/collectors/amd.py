@@ -8,13 +8,12 @@ Source: https://rocm.docs.amd.com/projects/amdsmi, Python API; the names are tho
 import contextlib
 import importlib
 import io
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import Clock, DriverCollector, Fate, GpuDevice, Value, values
+from gpuwatch_agent.collectors.drivers import TIMING, DriverCollector, Fate, GpuDevice, Timing, Value, values
 
 _MIB = float(1 << 20)
 _MHZ = 1e6
@@ -105,11 +104,9 @@ class AmdCollector(DriverCollector):
     library = "amdsmi"
     error: type[Exception] = NoData  # amdsmi's own once it is imported
 
-    def __init__(
-        self, *, load: Callable[[], Any] = load_amdsmi, clock: Clock = time.monotonic, deadline_s: float = 2.0
-    ) -> None:
+    def __init__(self, timing: Timing = TIMING, load: Callable[[], Any] = load_amdsmi) -> None:
         fast, slow = ({each.__name__: partial(self._read, each) for each in tier} for tier in (FAST, SLOW))
-        super().__init__(clock, deadline_s, 0.25, fast, slow)
+        super().__init__(timing, fast, slow)
         self._load = load
         self._smi: Any = None
 

@@ -6,18 +6,17 @@ pages that real exporters printed; never together with one that runs.*
 """
 
 import math
-import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuwatch.api.client import fetch
+from gpuwatch.api.client import Get, fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import Clock, GpuDevice, Value, values
+from gpuwatch_agent.collectors.drivers import TIMING, GpuDevice, Timing, Value, values
 from gpuwatch_agent.collectors.nvml import GpuCollector, throttle_values
 from gpuwatch_agent.deadline import DeadlineThread
 
@@ -126,30 +125,14 @@ def page_url(url: str) -> str:
     return url if parts.path.strip("/") else urllib.parse.urlunsplit(parts._replace(path="/metrics"))
 
 
-def read_text(url: str, timeout_s: float) -> str:
-    """Return the text at an address. Raises: OSError."""
-    reply = fetch(url, timeout_s)
-    if reply.status != 200:
-        raise OSError(f"HTTP status {reply.status}")
-    return reply.body.decode("utf-8", "replace")
-
-
 class DcgmCollector(GpuCollector):
     """The gpuwatch_gpu_* metrics from a dcgm-exporter's page; processes from NVML."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        clock: Clock = time.monotonic,
-        deadline_s: float = 2.0,
-        fetch: Callable[[str, float], str] = read_text,
-    ) -> None:
-        super().__init__(clock=clock, only_processes=True)
+    def __init__(self, url: str, timing: Timing = TIMING, fetch: Get = fetch) -> None:
+        super().__init__(timing, only_processes=True)
         self.url = page_url(url)
         self._fetch = fetch
-        self._deadline_s = deadline_s
-        self._thread = DeadlineThread(f"dcgm-exporter at {self.url}", deadline_s + 0.5)
+        self._thread = DeadlineThread(f"dcgm-exporter at {self.url}", timing.deadline_s + 0.5)
         self._read_s = float("-inf")
         self._page: dict[str, DcgmGpu] = {}
         self._most_seen = 0
@@ -182,6 +165,9 @@ class DcgmCollector(GpuCollector):
 
     def _read(self) -> dict[str, DcgmGpu]:
         try:
-            return parse_page(self._fetch(self.url, self._deadline_s))
+            reply = self._fetch(self.url, self.timing.deadline_s)
+            if reply.status != 200:
+                raise OSError(f"HTTP status {reply.status}")
+            return parse_page(reply.body.decode("utf-8", "replace"))
         except (OSError, ValueError) as error:
             raise GpuwatchError(f"the dcgm-exporter at {self.url} cannot be read ({error}); is it running?") from error

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
@@ -80,6 +80,18 @@ Reads = Mapping[str, Read]
 Clock = Callable[[], float]  # in seconds
 
 
+class Timing(NamedTuple):
+    """By which clocks a driver is read, and how long its answers are waited for."""
+
+    clock: Clock = time.monotonic
+    wall_clock: Clock = time.time
+    deadline_s: float = 2.0  # a tick is abandoned after that
+    slow_wait_s: float = 0.25  # a tick waits that long for the slow tier
+
+
+TIMING = Timing()
+
+
 @dataclass
 class Reading:
     """Something that is read of every GPU, and what that costs."""
@@ -121,8 +133,8 @@ _RETRY_MOST_S = 60.0
 class Tier:
     """Readings of all GPUs, in one thread. A value is kept until it is read again, for three intervals at most."""
 
-    def __init__(self, collector: DriverCollector, deadline_s: float, readings: Reads, every_s: float) -> None:
-        self.thread = DeadlineThread(collector.library, deadline_s)
+    def __init__(self, collector: DriverCollector, readings: Reads, every_s: float) -> None:
+        self.thread = DeadlineThread(collector.library, collector.timing.deadline_s)
         self.current = ""  # the call in progress, for a timeout's message
         self._collector, self._clock = collector, collector.clock
         self._readings = {name: Reading(read, every_s) for name, read in readings.items()}
@@ -182,19 +194,17 @@ class Tier:
 class DriverCollector:
     """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every ten seconds.
 
-    A tick is abandoned after `deadline_s`; it waits `slow_wait_s` for the slow tier, whose later results the next tick takes. Only GPUs
-    that the agent may use are expected; their number never falls while it runs. A subclass calls its library: `start`,
-    `list_processes`, `fate`.
+    What the slow tier gives later than a tick waits, the next tick takes. Only GPUs that the agent may use are expected; their number
+    never falls while it runs. A subclass calls its library: `start`, `list_processes`, `fate`.
     """
 
     library: str
     error: type[Exception]
 
-    def __init__(self, clock: Clock, deadline_s: float, slow_wait_s: float, fast: Reads, slow: Reads) -> None:
-        self.clock = clock
-        self._slow_wait_s = slow_wait_s
-        self.fast = Tier(self, deadline_s, fast, _FAST_EVERY_S)
-        self.slow = Tier(self, deadline_s, {**slow, PROCESSES: self._count_processes}, _SLOW_EVERY_S)
+    def __init__(self, timing: Timing, fast: Reads, slow: Reads) -> None:
+        self.timing, self.clock = timing, timing.clock
+        self.fast = Tier(self, fast, _FAST_EVERY_S)
+        self.slow = Tier(self, {**slow, PROCESSES: self._count_processes}, _SLOW_EVERY_S)
         self._driver = threading.Lock()
         """Held during a round of the slow tier, in which the library must not be restarted."""
         # written by the library's thread; replaced whole, never changed
@@ -249,7 +259,7 @@ class DriverCollector:
         if not self._expected:
             raise copy.copy(self._failure)  # a kept one would keep the frames of all ticks that raised it
         try:
-            self.slow.thread.offer(self._slow_round, self._slow_wait_s)
+            self.slow.thread.offer(self._slow_round, self.timing.slow_wait_s)
         except TimeoutError as error:
             self.warn(f"{error} ({self.slow.current}); the other values are still read")
         parts = self.parts(self._gpus)

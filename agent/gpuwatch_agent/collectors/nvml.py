@@ -7,15 +7,14 @@ nvml.h for the units.
 import contextlib
 import ctypes
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pynvml
 
 from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import Clock, DriverCollector, Fate, GpuDevice, Read, Reads, Value, values
+from gpuwatch_agent.collectors.drivers import TIMING, DriverCollector, Fate, GpuDevice, Reads, Timing, Value, values
 
 Handle = Any
 
@@ -217,24 +216,15 @@ class GpuCollector(DriverCollector):
     library = "NVML"
     error = pynvml.NVMLError
 
-    def __init__(
-        self,
-        *,
-        clock: Clock = time.monotonic,
-        wall_clock: Clock = time.time,
-        deadline_s: float = 2.0,
-        slow_wait_s: float = 0.25,
-        only_processes: bool = False,
-    ) -> None:
+    def __init__(self, timing: Timing = TIMING, only_processes: bool = False) -> None:
         self._gpm = Gpm()
-        fast: dict[str, Read] = {"xids": self._read_xids}
-        slow: dict[str, Read] = {"mig_instances": self._list_instances}
+        fast: Reads = {"xids": self._read_xids}
+        slow: Reads = {"mig_instances": self._list_instances}
         if not only_processes:
-            fast |= {**FAST, "gpm": lambda gpu: self._gpm.read(gpu)}
-            slow |= SLOW
-        super().__init__(clock, deadline_s, slow_wait_s, fast, slow)
-        self._wall_clock = wall_clock
-        self._xids = XidWatch(wall_clock)
+            fast = {**fast, **FAST, "gpm": lambda gpu: self._gpm.read(gpu)}
+            slow = {**slow, **SLOW}
+        super().__init__(timing, fast, slow)
+        self._xids = XidWatch(timing.wall_clock)
 
     def start(self) -> Iterator[GpuDevice | str]:
         self._gpm = Gpm()
@@ -265,7 +255,7 @@ class GpuCollector(DriverCollector):
 
     def list_processes(self, gpu: GpuDevice) -> tuple[int, ...]:
         pids = compute_processes(gpu.handle)
-        used = sm_utilization(gpu.handle, self._wall_clock() - _SAMPLED_S) if len(pids) > 1 else {}
+        used = sm_utilization(gpu.handle, self.timing.wall_clock() - _SAMPLED_S) if len(pids) > 1 else {}
         if used is not None:
             self.sm_utilization[gpu.uuid] = used
         return pids
@@ -366,7 +356,7 @@ class XidWatch:
     Source: the event functions of https://docs.nvidia.com/deploy/nvml-api.
     """
 
-    def __init__(self, wall_clock: Clock) -> None:
+    def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
         self._events: Any = None
         self._uuids: dict[int, str] = {}  # by the address that a handle is

@@ -1,7 +1,7 @@
 """The panels by group, for the Streamlit pages, the Grafana dashboards and `gpuwatch top`: one type for all three.
 
 Each is an entry of fleet.yml, run.yml, gpu.yml, node.yml or agent.yml, with the fields of `Panel` that are not as by default,
-and `curves`: PromQL, or what `curve` takes. `${name}` is a text of texts.yml. `for_each` repeats an entry, each time with
+and `curves`: PromQL, or the fields of `Curve`. `${name}` is a text of texts.yml. `for_each` repeats an entry, each time with
 texts of its own; a column or curve that they leave empty is left out.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
@@ -36,12 +37,29 @@ class Curve:
     legend: str = ""
     """With labels in braces: "read {device}"; a single label of `display.LOOKS` is shown by its name there. Of a table:
     the title of the value's column (empty: the value is not shown)."""
+    metric: str = ""  # for agents and Prometheus. Empty: only Prometheus can answer, by `promql`.
+    over: str = ""  # the metric that divides it; of a quotient by state or phase its sum over all of them
+    where: Sequence[str] = ()  # a condition: label, operator, value
+    by: Sequence[str] | None = None  # its labels. None: those of the legend. GPUs are distinguished by UUID, too.
+    greatest: bool = False  # as in `Query`
+    total: bool = False  # as in `Query`
     promql: str = ""
     """For Prometheus instead of `live`, with Grafana's variables (`$instance`, `$__range`) and recorded series."""
     unit: Unit | None = None  # None: the panel's
-    live: Query | None = None  # for agents and Prometheus. None: only Prometheus can answer, by `promql`.
     dashed: bool = False  # marks a limit of the other lines
     over_stack: bool = False  # draws a line over the panel's stack instead of a part of it
+
+    @cached_property
+    def live(self) -> Query | None:
+        """The query of the metric; None without one."""
+        if not self.metric:
+            return None
+        named = re.findall(r"\{(\w+)\}", self.legend.replace("{gpu}", "{gpu}{UUID}"))
+        labels = tuple(named if self.by is None else self.by)
+        parts = tuple(label for label in labels if label not in _PARTS)
+        matches: Any = (Match(*self.where),) if self.where else ()  # type: ignore[arg-type]  # of three texts
+        divisor = Query(self.over, parts) if self.over else None
+        return Query(self.metric, labels, matches, divisor, self.greatest, self.total)
 
     @property
     def query(self) -> Query:
@@ -49,30 +67,6 @@ class Curve:
         if self.live is None:
             raise TypeError(f"{self.promql}: only Prometheus can answer this")
         return self.live
-
-
-def curve(
-    legend: str = "",
-    metric: str = "",
-    over: str = "",
-    where: Sequence[str] = (),
-    by: Sequence[str] | None = None,
-    greatest: bool = False,
-    total: bool = False,
-    **more: Any,
-) -> Curve:
-    """Return a curve; with `metric` agents and Prometheus answer it: the metric, or its quotient `over` another one.
-
-    It is by the labels of its legend, unless `by` names others; GPUs are distinguished by UUID, too. Of a quotient by state
-    or phase the divisor is the sum over all of them. `where` is a condition: label, operator, value. `greatest` and `total`
-    are those of `Query`, `more` those of `Curve`.
-    """
-    if not metric:
-        return Curve(legend, **more)
-    labels = tuple(re.findall(r"\{(\w+)\}", legend.replace("{gpu}", "{gpu}{UUID}")) if by is None else by)
-    divisor = Query(over, tuple(label for label in labels if label not in _PARTS)) if over else None
-    matches: Any = (Match(*where),) if where else ()  # type: ignore[arg-type]  # of three texts
-    return Curve(legend, live=Query(metric, labels, matches, divisor, greatest, total), **more)
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,7 @@ class Panel:
     def of(cls, entry: Mapping[str, Any]) -> Panel:
         """Return the panel of an entry of a group. Raises TypeError for a field that it does not have."""
         fields = {"more": True, "width": 3, **entry} if entry.get("kind") == "stat" else dict(entry)
-        curves = [Curve(promql=each) if isinstance(each, str) else curve(**each) for each in entry["curves"] if each]
+        curves = [Curve(promql=each) if isinstance(each, str) else Curve(**each) for each in entry["curves"] if each]
         fields["curves"], fields["columns"] = tuple(curves), tuple(filter(None, entry.get("columns", ())))
         if "unit" not in entry:
             fields["unit"] = "1" if curves[0].live is None else unit_of(curves[0].live)

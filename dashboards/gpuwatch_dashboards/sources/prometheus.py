@@ -1,16 +1,35 @@
-"""Numbers from Prometheus (or any store with its HTTP API), by the metrics that agents export."""
+"""Numbers from Prometheus (or any store with its HTTP API), by the metrics that agents export.
+
+A site's runs and GPUs are rebuilt from these: what the agents themselves answer as structs.
+"""
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from string import Template
 
-from gpuwatch.api import Run, Series
-from gpuwatch.api.client import TIMEOUT_S, Client, Get, Params, Prometheus, Vector
+from msgspec.structs import replace
+
+from gpuwatch.api import Finding, Gpu, Recent, Run, Series
+from gpuwatch.api.client import TIMEOUT_S, Client, Get, Labels, Params, Prometheus, Vector
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import BY_CAUSE, in_order
+from gpuwatch.diagnosis.window import StepColumns, Window
+from gpuwatch.tables import table
 from gpuwatch_dashboards.launch import DEFAULT_AGENT_URL
 from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span, filled, render
-from gpuwatch_dashboards.sources.scraped import MOST_RUNS, names_of, scraped_gpus, scraped_runs
+from gpuwatch_dashboards.query import INSTANCE, Line, Match, Node, Query, Scope, Span, by_number, filled, render
 
+Instant = Callable[[str], Vector]
+Seconds = Mapping[str, float]  # by state, or by phase
+Key = tuple[str, str]
+RUN, GPU = ("run", "rank"), ("gpu", "UUID")  # the labels of a key
+WATERMARK = "gpuwatch_ledger_watermark_timestamp_seconds"
+LOOKBACK = "6h"  # runs that were active within this time are listed
+MISSED = "5m"  # for so long the ranks of a node that does not answer are shown with the others of their run
+MOST_RUNS = 100
+QUERIES = table("gpuwatch_dashboards.sources", "scraped.yml")
+GAUGES = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts")
 SITE_TIMEOUT_S = 15.0  # for queries about a whole site over weeks
 ENDED_HOLD_S = 30.0  # ended runs are asked for again after so long, and at once when a run is no longer served
 SCRAPES_PER_WINDOW = 4  # a rate over fewer scrapes is empty whenever one of them is missed
@@ -109,3 +128,170 @@ class PrometheusSource:
 
 def _finite(value: float) -> float | None:
     return value if abs(value) < float("inf") else None
+
+
+class ScrapedRun(Run, frozen=True):
+    """A run as its node's agent exported it."""
+
+    instance: str | None = None
+
+
+def names_of(instant: Instant, node: str | None, ended: bool) -> list[str]:
+    """Return the runs of the MOST_RUNS ranks of a node (None: of the site) that are served now, or were within the LOOKBACK; the latest first."""
+    own = WATERMARK if node is None else f"{WATERMARK}{{{Match(INSTANCE, '=', node)}}}"
+    if ended:  # of a site by the rules' series, which is one for each run: all ranks' own would take seconds
+        own = f"last_over_time({f'run:{WATERMARK}:max' if node is None else own}[{LOOKBACK}])"
+    found = sorted(instant(f"topk({MOST_RUNS}, {own})"), key=lambda series: -series[1])
+    return [labels["run"] for labels, _ in found]
+
+
+def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s: float, now_s: float) -> list[Run]:
+    """Return the runs of these names as they are now, or how those ended that were there within the LOOKBACK."""
+    if not names:
+        return []
+    condition = Match("run", "=~", "|".join(re.escape(name) for name in sorted(names)))
+    given = {"runs": condition, "window": f"{window_s:g}s", "back": LOOKBACK if ended else MISSED}
+
+    def ask(expr: str) -> Vector:
+        return instant(Template(expr).substitute(given))
+
+    def values(group: str) -> dict[str, dict[Key, float]]:
+        return {
+            name: {_key(labels, RUN): value for labels, value in ask(expr) if abs(value) < float("inf")}
+            for name, expr in QUERIES[group].items()
+        }
+
+    def seconds_by(label: str) -> dict[str, dict[Key, dict[str, float]]]:
+        found: dict[str, dict[Key, dict[str, float]]] = {}
+        for name, expr in QUERIES[label].items():
+            found[name] = {}
+            for labels, seconds in ask(expr):
+                if seconds > 0.0:
+                    found[name].setdefault(_key(labels, RUN), {})[labels.get(label, "unknown")] = seconds
+        return found
+
+    infos = {_key(labels, RUN): labels for labels, _ in ask(QUERIES["info"])}
+    findings = _findings(ask(QUERIES["evidence"]), ask(QUERIES["findings"]))
+    ranks, recents, jobs = values("rank"), values("recent"), values("job")
+    states, phases = seconds_by("state"), seconds_by("phase")
+    runs: list[Run] = []
+    for key, labels in infos.items():
+        world_size = labels.get("world_size", "")
+        rank = int(key[1]) if key[1].isdigit() else 0
+        of_rank = _of_rank(findings.get(key[0], ()), rank, ranks["late_ratio"].get(key))
+        whole, now = states["whole"].get(key, {}), states["recent"].get(key, {})
+        known = {name: of.get(key) for name, of in recents.items()}
+        recent = Recent(duration_s=window_s, states=now, **known)
+        of_job = {name: of[key[0], ""] for name, of in jobs.items() if (key[0], "") in of}
+        named = phases["recent" if now else "whole"].get(key, {})
+        judged = _window(now, whole, phases["steps"].get(key, {}), named, labels)
+        if any(finding.cause == "stalled" for finding in of_rank):
+            judged = replace(judged, stalled_s=whole.get("stalled"))
+        watermark_s = ranks["watermark_s"].get(key, now_s)
+        one = ScrapedRun(
+            run=key[0],
+            rank=rank,
+            name=labels.get("name") or key[0],
+            status="running" if ranks["up"].get(key) == 1 else "gone",
+            started_s=watermark_s - sum(whole.values()),
+            watermark_s=watermark_s,
+            last_message_s=watermark_s,
+            host=labels.get(INSTANCE, ""),
+            user=labels.get("user", ""),
+            device=labels.get("device", ""),
+            timeline=labels.get("timeline", ""),
+            world_size=int(world_size) if world_size.isdigit() else 1,
+            steps=int(ranks["steps"].get(key, 0)),
+            states=whole,
+            phases=phases["whole"].get(key, {}),
+            attempts=int(of_job.get("attempts", 1)),
+            goodput_ratio=of_job.get("goodput_ratio"),
+            goodput_is_exact="numbered" in of_job,
+            recent=recent,
+            verdict=give_verdict(judged, of_rank) if judged.states_s else None,
+            findings=of_rank,
+            instance=labels.get(INSTANCE),
+        )
+        runs.append(one)
+    return runs
+
+
+def _key(labels: Labels, names: Key) -> Key:
+    return labels.get(names[0], ""), labels.get(names[1], "")
+
+
+def _findings(active: Vector, briefs: Vector) -> dict[str, tuple[Finding, ...]]:
+    """Return the active findings by run: each root, then its consequences. Causes, shares and what they advise are exported."""
+    found: dict[str, list[Finding]] = {}
+    advised = {(labels.get("run"), labels.get("cause")): labels.get("advice") for labels, _ in briefs}
+    for labels, ratio in active:
+        run, cause = labels.get("run", ""), labels.get("cause", "")
+        change = BY_CAUSE[cause].change if cause in BY_CAUSE else ""
+        advice = advised.get((run, cause)) or f"{change[:1].upper()}{change[1:]}"
+        finding = Finding(
+            cause=cause,
+            severity="info" if cause.endswith("saturated") else "warning",
+            title=cause.replace("_", " "),
+            ratio=ratio,
+            evidence=(),
+            advice=f"{advice}{'. ' if advice else ''}The evidence is on the node's own page "
+            "(gpuwatch dashboard), not in Prometheus.",
+        )
+        found.setdefault(run, []).append(finding)
+    return {run: tuple(in_order(of_run)) for run, of_run in found.items()}
+
+
+def _of_rank(findings: Sequence[Finding], rank: int, late_ratio: float | None) -> tuple[Finding, ...]:
+    """Return a rank's findings. A straggler is the rank that is late, by `late_ratio` of the step; None: another one is."""
+    own = (finding for finding in findings if finding.cause != "straggler" or late_ratio is not None)
+    return tuple(replace(f, rank=rank, ratio=late_ratio) if f.cause == "straggler" else f for f in own)
+
+
+def _window(recent_s: Seconds, whole_s: Seconds, phases_s: Seconds, declared_s: Seconds, info: Labels) -> Window:
+    """Return what a verdict is about: seconds by state of the last minute, or of the whole run once it is over.
+
+    Single steps are not exported: the sum of each phase stands for them.
+    """
+    states_s = recent_s or whole_s
+    data_wait, transfer, compute = ((phases_s.get(phase, 0.0),) for phase in ("data_wait", "transfer", "compute"))
+    return Window(
+        duration_s=sum(states_s.values()),
+        states_s=states_s,
+        declared_s=declared_s,
+        timeline=info.get("timeline", "host"),
+        device=info.get("device", "cpu"),
+        steps=StepColumns(data_wait, transfer, compute, (False,)) if phases_s or not recent_s else StepColumns(),
+    )
+
+
+def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu, ...] | None:
+    """Return a node's GPUs, each with its longest state of the window; None: not known whether it has any."""
+    where = f"{{{Match(INSTANCE, '=', instance)}}}"
+    seen = instant(f"gpuwatch_gpus_seen{where}")
+    gauges = {name: {_key(of, GPU): value for of, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES}
+    infos = {_key(labels, GPU): labels for labels, _ in instant(f"gpuwatch_gpu_info{where}")}
+    owners = {_key(labels, GPU): labels for labels, _ in instant(f"gpuwatch_gpu_owner_info{where}")}
+    longest = f"topk by (gpu, UUID) (1, increase(gpuwatch_gpu_seconds_total{where}[{window_s:g}s]) > 0)"
+    states = {_key(labels, GPU): labels.get("state", "") for labels, _ in instant(longest)}
+    keys = {*infos, *states, *(key for values in gauges.values() for key in values)}
+    if not keys:
+        return () if seen and seen[0][1] == 0 else None
+    found = (
+        Gpu(
+            key[0],
+            key[1],
+            name=infos.get(key, {}).get("model", ""),
+            state=states.get(key),
+            run=owners.get(key, {}).get("run") or None,
+            owner=_owner(owners.get(key, {})),
+            energy_joules={},
+            **{name: values.get(key) for name, values in gauges.items()},
+        )
+        for key in keys
+    )
+    return tuple(sorted(found, key=by_number))
+
+
+def _owner(labels: Labels) -> str | None:
+    parts = [labels.get("user", ""), f"job {labels['job_id']}" if labels.get("job_id") else ""]
+    return ", ".join(part for part in parts if part) or None

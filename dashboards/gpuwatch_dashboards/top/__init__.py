@@ -13,7 +13,7 @@ from gpuwatch.api import Gpu, Points, Run, Series
 from gpuwatch_dashboards.panels import GPU_STATES, live_panels
 from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span
 from gpuwatch_dashboards.selection import in_order, key_of, select
-from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources import AgentSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 SPAN_S, POINTS = 300.0, 100

@@ -75,16 +75,20 @@ def in_order(findings: Sequence[F]) -> list[F]:
         )
         for finding in findings
     ]
-    by_weight = sorted(rooted, key=lambda f: (SEVERITIES.index(f.severity), -f.ratio))
+    return after_roots(sorted(rooted, key=lambda f: (SEVERITIES.index(f.severity), -f.ratio)))
+
+
+def after_roots(findings: Sequence[F], of_one_rank: bool = False) -> list[F]:
+    """Return the findings in this order, but each consequence after its root (`of_one_rank`: of its rank); circles come last."""
     ordered: list[F] = []
 
     def take(finding: F) -> None:
-        ordered.append(finding)
-        for each in by_weight:
-            if each.root == finding.cause:
-                take(each)
+        if finding not in ordered:
+            ordered.append(finding)
+            for each in findings:
+                if each.root == finding.cause and (each.rank == finding.rank or not of_one_rank):
+                    take(each)
 
-    for finding in by_weight:
-        if finding.root is None:
-            take(finding)
+    for finding in sorted(findings, key=lambda each: each.root is not None):
+        take(finding)
     return ordered

@@ -1,7 +1,5 @@
 """No training step for far longer than one takes; a rank that is late at every step, so that all others wait for it; and steps that a crash undoes."""
 
-from __future__ import annotations
-
 from math import expm1, sqrt
 from statistics import median
 from typing import Literal

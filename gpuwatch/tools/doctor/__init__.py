@@ -3,18 +3,29 @@
 A check is a function of `Machine` that returns an `Outcome`. Adding one is a function and a line in CHECKS.
 """
 
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
+from typing import Any
 
+import typer
+
+from gpuwatch import formatting
 from gpuwatch.tools.doctor import gpus, limits, services, software
-from gpuwatch.tools.doctor.machine import Machine, in_background
-from gpuwatch.tools.doctor.outcome import Outcome, problem, warning
+from gpuwatch.tools.doctor.machine import Machine, Outcome, in_background, problem, warning
 
 DEADLINE_S = 3.0
+_STYLES: dict[str, dict[str, Any]] = {
+    "problem": {"fg": "red", "bold": True},
+    "warning": {"fg": "yellow"},
+    "ok": {"fg": "green"},
+    "skipped": {"dim": True},
+}
 
 Check = tuple[str, str, Callable[[Machine], Outcome]]
 CHECKS: tuple[Check, ...] = (
@@ -61,3 +72,29 @@ def _outcome(future: Future[Outcome], deadline: float, deadline_s: float) -> Out
         return problem(f"no result within {deadline_s:g} s", hangs)
     except Exception as error:
         return warning(f"the check itself failed: {type(error).__name__}: {error}", "please report this line")
+
+
+def as_text(checks: Sequence[Outcome], title: str, columns: int | None = None) -> str:
+    """Return one line per check, never wrapped, status first, its remedy below; for a terminal wrapped to `columns`, in colour."""
+    width = max(len(check.name) for check in checks)
+    lines = [title]
+    for group, members in groupby(checks, key=lambda check: check.group):
+        lines += ["", group]
+        for check in members:
+            texts = [f"{check.status:<8} {check.name:<{width}}  {check.found}"]
+            texts += [f"{'':<8} {'':<{width}}  -> {check.remedy}"] if check.remedy else []
+            if columns is not None:
+                indent = " " * (width + 11)
+                texts = [line for text in texts for line in textwrap.wrap(text, columns, subsequent_indent=indent)]
+                texts[0] = typer.style(check.status, **_STYLES[check.status]) + texts[0].removeprefix(check.status)
+            lines += texts
+    summary = ", ".join(f"{status}: {count}" for status, count in _counts(checks).items())
+    return "\n".join([*lines, "", summary])
+
+
+def as_json(checks: Sequence[Outcome], version: str, host: str) -> str:
+    return formatting.as_json({"version": version, "host": host, "counts": _counts(checks), "checks": checks})
+
+
+def _counts(checks: Sequence[Outcome]) -> dict[str, int]:
+    return {status: sum(check.status == status for check in checks) for status in _STYLES}

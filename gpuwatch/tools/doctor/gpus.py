@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuwatch.host.proc import text_of
-from gpuwatch.tools.doctor.machine import Machine, NvmlFacts
-from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
+from gpuwatch.tools.doctor.machine import Machine, NvmlFacts, Outcome, ok, problem, skipped, warning
 from gpuwatch.tools.doctor.software import numbers
 
 _NVIDIA = "0x10de"

@@ -8,8 +8,7 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import size
 from gpuwatch.host import proc
 from gpuwatch.host.cgroup import folders, quota
-from gpuwatch.tools.doctor.machine import Machine
-from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
+from gpuwatch.tools.doctor.machine import Machine, Outcome, ok, problem, skipped, warning
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _LARGER = "docker run --shm-size=16g; compose: shm_size: 16gb; Kubernetes: an emptyDir with medium: Memory"

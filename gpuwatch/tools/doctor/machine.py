@@ -1,4 +1,4 @@
-"""What the checks read: this machine, its GPU driver and its agent. Tests inject directory trees and fakes."""
+"""What a check reads, this machine, its GPU driver and its agent (tests inject directory trees and fakes); and what it returns."""
 
 import contextlib
 import os
@@ -24,7 +24,6 @@ import msgspec
 import gpuwatch
 from gpuwatch.api import Status
 from gpuwatch.api.client import Reply, api_token, fetch, reason_of, why, without_password
-from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped
 from gpuwatch.wire import endpoint
 
 DISTRIBUTION = "gpuwatch-training"
@@ -32,6 +31,20 @@ _NVML_DEADLINE_S = 2.0
 _CONNECT_S = 0.5
 T = TypeVar("T")
 Fetch = Callable[[str], Reply]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: Literal["ok", "warning", "problem", "skipped"]
+    found: str
+    remedy: str | None = None  # one line; None where there is nothing to do
+    group: str = ""
+    name: str = ""
+
+
+ok, skipped = partial(Outcome, "ok"), partial(Outcome, "skipped")
+warning, problem = partial(Outcome, "warning"), partial(Outcome, "problem")
+"""Of `found` and `remedy`. A warning: it works less well than it could, or may soon fail. A problem: it does not work."""
 
 
 def in_background(call: Callable[[], T]) -> Future[T]:

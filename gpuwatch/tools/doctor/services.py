@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 from gpuwatch.api.client import why
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import size
-from gpuwatch.tools.doctor.machine import Machine
-from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
+from gpuwatch.tools.doctor.machine import Machine, Outcome, ok, problem, skipped, warning
 from gpuwatch.wire import endpoint
 
 _NO_AGENT = "no agent answers"

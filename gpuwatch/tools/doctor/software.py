@@ -9,8 +9,7 @@ from pathlib import Path
 from gpuwatch.api.client import is_url
 from gpuwatch.diagnosis.rates import parse_price
 from gpuwatch.errors import ConfigError
-from gpuwatch.tools.doctor.machine import DISTRIBUTION, Machine
-from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
+from gpuwatch.tools.doctor.machine import DISTRIBUTION, Machine, Outcome, ok, problem, skipped, warning
 from gpuwatch.wire import endpoint
 
 

@@ -15,7 +15,7 @@ from gpuwatch.api.client import RunSource
 from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.rates import Cost, cost_of, total_cost
 from gpuwatch.diagnosis.report import give_verdict, is_short
-from gpuwatch.diagnosis.rules import BY_CAUSE, RULES
+from gpuwatch.diagnosis.rules import BY_CAUSE, RULES, after_roots
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import RUN_STATES, shares
@@ -239,18 +239,7 @@ def merge_findings(
     causes = {(each.rank, each.cause) for each in found}
     # a consequence without its root is a root
     found = [f if (f.rank, f.root) in causes else msgspec.structs.replace(f, root=None) for f in found]
-    result: list[model.Found] = []
-
-    def add(each: model.Found) -> None:
-        if each not in result:
-            result.append(each)
-            for other in found:
-                if other.root == each.cause and other.rank == each.rank:
-                    add(other)
-
-    for each in sorted(found, key=lambda each: each.root is not None):  # those of a circle of roots come last
-        add(each)
-    return tuple(result)
+    return tuple(after_roots(found, of_one_rank=True))
 
 
 def _is_superseded(row: Finding, conclusion: finding.Conclusion | None) -> bool:

@@ -125,9 +125,6 @@ class TuneResult:
         """Return the chosen setting as keyword arguments: `DataLoader(dataset, **result.keywords())`."""
         return asdict(self.chosen)
 
-    def measured(self) -> tuple[Measured, ...]:
-        return tuple(measured(self.rows))
-
     def __str__(self) -> str:
         lines = [_HEAD if self.step_s is not None else _HEAD[:-8]]
         for row in self.rows:

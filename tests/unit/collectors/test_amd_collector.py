@@ -11,6 +11,7 @@ import pytest
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch_agent.collectors import gpu_source
 from gpuwatch_agent.collectors.amd import AmdCollector, load_amdsmi
+from gpuwatch_agent.collectors.drivers import Timing
 from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.collectors.nvml import GpuCollector
 from tests.catalogue import check
@@ -39,7 +40,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def collector(smi: FakeAmdsmi, clock: Clock) -> AmdCollector:
-    return AmdCollector(load=lambda: smi, clock=clock, deadline_s=20)
+    return AmdCollector(Timing(clock, deadline_s=20), lambda: smi)
 
 
 def look(collector: AmdCollector) -> dict[tuple[str, ...], float]:
@@ -137,7 +138,7 @@ def test_no_gpu_no_library_and_a_library_that_fails(
 
 
 def test_call_that_hangs_is_given_up_on_named_and_waited_for(smi: FakeAmdsmi, clock: Clock) -> None:
-    collector = AmdCollector(load=lambda: smi, clock=clock, deadline_s=0.2)
+    collector = AmdCollector(Timing(clock, deadline_s=0.2), lambda: smi)
     go_on = threading.Event()
     patient = smi.amdsmi_get_power_info
     smi.amdsmi_get_power_info = lambda handle: patient(handle) if go_on.wait(30) else {}  # type: ignore[method-assign]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from gpuwatch.api.client import Reply
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.dcgm import DcgmCollector, page_url, parse_page
-from gpuwatch_agent.collectors.drivers import GpuDevice
+from gpuwatch_agent.collectors.drivers import GpuDevice, Timing
 from gpuwatch_agent.collectors.nvml import GpuCollector
 from tests.catalogue import check
 
@@ -42,12 +43,12 @@ class Exporter:
     def __init__(self) -> None:
         self.page, self.failure, self.asked = PAGE, "", 0
 
-    def fetch(self, url: str, timeout_s: float) -> str:
+    def fetch(self, url: str, timeout_s: float) -> Reply:
         assert url == f"{self.url}/metrics"
         self.asked += 1
         if self.failure:
             raise OSError(self.failure)
-        return self.page
+        return Reply(200, self.page.encode())
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def exporter() -> Exporter:
 
 
 def collector(exporter: Exporter, *samples: Sample, clock=lambda: 0.0) -> DcgmCollector:
-    source: Any = DcgmCollector(exporter.url, clock=clock, deadline_s=30, fetch=exporter.fetch)
+    source: Any = DcgmCollector(exporter.url, Timing(clock, deadline_s=30), exporter.fetch)
     source.samples = samples
     return source  # type: ignore[no-any-return]
 

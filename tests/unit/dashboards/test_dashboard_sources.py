@@ -15,8 +15,7 @@ from gpuwatch.api.client import Reply
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
-from gpuwatch_dashboards.sources import SharedSource
-from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources import AgentSource, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 NOW = 1_790_000_100.0

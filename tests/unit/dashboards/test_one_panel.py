@@ -20,8 +20,7 @@ from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels, unit_of
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render import cards
-from gpuwatch_dashboards.sources import Once, SharedSource
-from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources import AgentSource, Once, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.top import Reader
 from gpuwatch_dashboards.top.pages import panel_lines

@@ -9,8 +9,7 @@ from typing import Any
 
 from gpuwatch.api import Status
 from gpuwatch.api.client import Reply
-from gpuwatch.tools.doctor.machine import NvmlFacts, ask_agent
-from gpuwatch.tools.doctor.outcome import Outcome
+from gpuwatch.tools.doctor.machine import NvmlFacts, Outcome, ask_agent
 
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"

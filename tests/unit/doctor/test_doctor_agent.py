@@ -12,8 +12,7 @@ import pytest
 
 from gpuwatch.api import Status
 from gpuwatch.api.client import Reply
-from gpuwatch.tools.doctor.machine import Machine, ask_agent
-from gpuwatch.tools.doctor.outcome import Outcome
+from gpuwatch.tools.doctor.machine import Machine, Outcome, ask_agent
 from gpuwatch.tools.doctor.services import agent, agent_version, collectors, hook_socket
 from gpuwatch.wire import endpoint
 from tests.unit.doctor.machines import STATUS, alive, answers

@@ -13,10 +13,9 @@ from textwrap import fill
 
 import pytest
 
+from gpuwatch.tools import doctor as report
 from gpuwatch.tools.doctor import CHECKS, examine
-from gpuwatch.tools.doctor import outcome as report
-from gpuwatch.tools.doctor.machine import Machine, in_background
-from gpuwatch.tools.doctor.outcome import Outcome, ok
+from gpuwatch.tools.doctor.machine import Machine, Outcome, in_background, ok
 from gpuwatch.tools.doctor.software import KNOWN
 
 MakeMachine = Callable[..., Machine]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.diagnosis.rates import Done
 from gpuwatch.diagnosis.report import give_verdict, make_report
 from gpuwatch.diagnosis.rules import CAUSES, RULES, diagnose, in_order
@@ -395,3 +396,9 @@ def test_a_first_step_out_of_proportion_is_one_of_the_passes_that_train_nothing(
 def test_a_root_that_is_not_there_roots_nothing() -> None:
     (finding,) = diagnose(replace(STARVED, worker_cpu_ratios=(0.99,) * 4))
     assert in_order([replace(finding, root="stalled")]) == [finding]
+
+
+def test_findings_that_are_each_others_reason_are_all_listed() -> None:
+    first = Finding("a", "warning", "t", 0.5, (), "", because=("b",))
+    second = replace(first, cause="b", ratio=0.3, because=("a",))
+    assert [(each.cause, each.root) for each in in_order([second, first])] == [("a", "b"), ("b", "a")]
