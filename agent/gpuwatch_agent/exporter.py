@@ -87,16 +87,15 @@ def recent_samples(view: api.Run) -> Iterator[Sample]:
 
 
 def job_samples(jobs: Iterable[api.Job], runs: Mapping[str, Iterable[str]]) -> Iterator[Sample]:
-    """Yield the ledgers of the jobs. `runs`: the live ones of each job."""
+    """Yield the ledgers of the jobs, as `Job.part` has them. `runs`: the live ones of each job."""
     for job in jobs:
-        for state in sorted({*job.states, *job.lost, "compute", "down", "redone", "restart"} - {"lost"}):
-            counted_s = job.states.get(state, 0.0) + job.lost.get(state, 0.0)  # a counter never goes back
-            yield Sample("gpuwatch_job_seconds_total", counted_s, (job.job, state))
-        if lost_s := job.states.get("lost"):
+        for state in sorted({*job.states, "compute", "down", "redone", "restart"}):
+            yield Sample("gpuwatch_job_seconds_total", job.states.get(state, 0.0), (job.job, state))
+        if lost_s := sum(job.lost.values()):
             yield Sample("gpuwatch_job_lost_seconds", lost_s, (job.job,))
         if job.goodput_ratio is not None:
             yield Sample("gpuwatch_job_goodput_ratio", job.goodput_ratio, (job.job,))
-        yield Sample("gpuwatch_job_attempts_total", min(job.attempts, job.interruptions + 1), (job.job,))
+        yield Sample("gpuwatch_job_attempts_total", job.attempts, (job.job,))
         for run in sorted(runs[job.job]):
             yield Sample("gpuwatch_job_start_timestamp_seconds", job.started_s, (job.job, run))
         if job.redone_steps is not None and job.numbers is not None:
