@@ -15,6 +15,7 @@ from gpuwatch import api
 from gpuwatch.diagnosis.rules.progress import straggler
 from gpuwatch.ledger.states import GPU_STATES, HELD_IDLE, RUN_STATES, by_kind
 from gpuwatch.metrics import BY_NAME, GPU, RUN, Sample, labels_of
+from gpuwatch.tables import table
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import gpu_owner
@@ -23,19 +24,7 @@ from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
 from gpuwatch_agent.runs.window import THROTTLED
 
-_COUNTERS = {
-    "gpuwatch_steps_total": ("steps", None),
-    "gpuwatch_hook_overhead_seconds_total": ("overhead_ns", None),
-    "gpuwatch_hidden_input_wait_seconds_total": ("hidden_ns", "device_steps"),
-    "gpuwatch_device_steps_total": ("device_steps", "device_steps"),
-    "gpuwatch_unverified_steps_total": ("unverified_steps", "unverified_steps"),
-    "gpuwatch_fetches_sampled_total": ("fetches_sampled", "fetches_sampled"),
-    "gpuwatch_loader_fetches_total": ("worker_fetches", "worker_fetches"),
-    "gpuwatch_loader_empty_fetches_total": ("empty_fetches", "worker_fetches"),
-    "gpuwatch_loader_ready_batches_total": ("ready_batches", "worker_fetches"),
-    "gpuwatch_comm_steps_total": ("comm_steps", "comm_steps"),
-}
-"""By metric: its counter, and the counter that must be above 0 for it to be served."""
+_COUNTERS: Mapping[str, tuple[str, str | None]] = table("gpuwatch_agent", "exporter.yml")
 
 
 def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[Sample]:

@@ -181,8 +181,8 @@ class Session:
         """
 
         def count() -> None:
-            accounts, number = self.publisher.accounts, index(step())  # a number of numpy's or torch's too
-            number = max(-(2**53), min(number, 2**53))
+            accounts = self.publisher.accounts
+            number = max(-(2**53), min(index(step()), 2**53))  # of numpy's or torch's too
             with accounts.held():
                 accounts.apply(self.recorder.clock())
                 done, loaded_ns = accounts.timeline.counts.steps, self._loaded_ns

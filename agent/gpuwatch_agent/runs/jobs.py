@@ -67,11 +67,6 @@ class Attempt(NamedTuple):
         is_cut = resumed_at is not None and resumed_at < (self.sender.next_number or 0)
         return is_cut or (not self.ended_well and self.status != RUNNING)
 
-    def lost_steps(self, reached: int) -> int:
-        """Return how many of its new steps are beyond `reached`, the number of the job's next step: nothing was built upon them."""
-        sender = self.sender
-        return max(0, sender.reached - max(sender.first_step or 0, sender.done_before or 0, reached))
-
 
 @dataclass
 class Job:
@@ -84,10 +79,6 @@ class Job:
     before: api.Job | None = None  # the attempts that are in no other record: None without any
     view: api.Job | None = None  # None for a run that was not resumed
     part: api.Job | None = None  # what metrics have of it: no attempts whose rank 0 was on another node, which has them
-
-    @property
-    def end_s(self) -> float:
-        return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
 
     def place(self, sender: Sender) -> None:
         """Move a new process's begin to its distance from the others': within a boot its clock has that, whatever the wall clock is set to."""
@@ -126,9 +117,7 @@ class Job:
     def count(self, attempts: list[Attempt], kept: Iterable[Counted], thresholds: Thresholds) -> JobFacts:
         """Make its views of these attempts, and forget all but the last ones. `kept`: its counters by its runs' records."""
         self.view, facts = _view(self.job, attempts, thresholds)
-        last_ones, own = attempts[-MAX_ATTEMPTS:], [attempt for attempt in attempts if attempt.rank == 0]
-        self.part = None
-        if own:
+        if own := [attempt for attempt in attempts if attempt.rank == 0]:
             found = self.view if len(own) == len(attempts) else _view(self.job, own, thresholds)[0]
             counted = max((self.counted, *kept), key=lambda each: each.end_s)
             if counted.end_s <= own[0].begin_s:  # of another job, whose name is used again
@@ -139,18 +128,17 @@ class Job:
             self.part = counted.grow(now, own[-1].end_s)
             self.view = now if found is self.view else self.view
             if len(attempts) > MAX_ATTEMPTS:
-                known = [attempt for attempt in last_ones if attempt.rank == 0]
-                self.before = self._forgotten(counted, known, thresholds)
+                self.before = self._forgotten(counted, attempts[-MAX_ATTEMPTS:], thresholds)
         if len(self.attempts) > MAX_ATTEMPTS:
             self.forgotten_s = max([self.forgotten_s, *(each.end_s for each in attempts[:-MAX_ATTEMPTS])])
-            senders = {id(attempt.sender) for attempt in last_ones}
+            senders = {id(attempt.sender) for attempt in attempts[-MAX_ATTEMPTS:]}
             self.attempts = {key: each for key, each in self.attempts.items() if id(each.sender) in senders}
         return replace(facts, attempts=self.view.attempts, goodput_ratio=self.view.goodput_ratio)
 
     def _forgotten(self, counted: Counted, known: list[Attempt], thresholds: Thresholds) -> api.Job | None:
         """Return what was counted of attempts that are not among these; None without any."""
-        known = [attempt for attempt in known if attempt.begin_s <= counted.end_s]
-        left = counted.job and _added(counted.job, _view(self.job, known, thresholds)[0], -1)
+        known = [attempt for attempt in known if attempt.rank == 0 and attempt.begin_s <= counted.end_s]
+        left = _added(counted.job, _view(self.job, known, thresholds)[0], -1) if counted.job and known else counted.job
         return left if left is not None and left.attempts > 0 else None
 
     def done_before(self, attempt: Attempt) -> int:
@@ -213,7 +201,7 @@ class Jobs:
             while sum(len(job.attempts) for job in self._jobs.values() if job.uid == uid) > _MOST_OF_USER:
                 self._forget_oldest(uid)
         for each, of_job in changed.values():
-            attempts, each.view, facts = each.one_after_another(), None, None
+            attempts, each.view, each.part, facts = each.one_after_another(), None, None, None
             if attempts and (each.declared or len(attempts) > 1 or attempts[0].sender.rewinds):
                 facts = each.count(attempts, (run.counted for run in of_job), self._thresholds)
             for run in of_job:
@@ -221,8 +209,9 @@ class Jobs:
 
     def _forget_oldest(self, uid: int | None) -> None:
         """Forget the one of a user's jobs that ended first."""
-        of_user = [name for name, job in self._jobs.items() if job.uid == uid]
-        del self._jobs[min(of_user, key=lambda name: self._jobs[name].end_s)]
+        of_user = {name: job.attempts.values() for name, job in self._jobs.items() if job.uid == uid}
+        ended_s = {name: max((each.end_s for each in attempts), default=0.0) for name, attempts in of_user.items()}
+        del self._jobs[min(ended_s, key=ended_s.__getitem__)]
 
     def runs_of(self, names: Container[str]) -> dict[str, set[str]]:
         """Return those of these runs that belong to each job."""
@@ -230,8 +219,7 @@ class Jobs:
 
     def views(self, served: bool = False) -> list[api.Job]:
         """Return the jobs that are declared or were resumed; `served`: what metrics have of them."""
-        views = (job.part if served else job.view for job in self._jobs.values() if job.view is not None)
-        return [view for view in views if view is not None]
+        return [view for job in self._jobs.values() if (view := job.part if served else job.view) is not None]
 
 
 def _added(job: api.Job, other: api.Job | None, sign: int = 1) -> api.Job:
@@ -266,7 +254,9 @@ def _view(name: str, attempts: list[Attempt], thresholds: Thresholds) -> tuple[a
         # What it still did after the next one's beginning is not in the job's wall clock.
         until_s = attempts[number + 1].begin_s if number + 1 < len(attempts) else attempt.end_s
         per_s = 1e9 * max(1.0, (attempt.end_s - attempt.begin_s) / max(1e-6, until_s - attempt.begin_s))
-        unused = attempt.lost_steps(reached) if is_known and reached is not None else 0
+        # Its new steps beyond the job's next step: nothing was built upon them.
+        new_from = max(sender.first_step or 0, sender.done_before or 0, reached or 0)
+        unused = max(0, sender.reached - new_from) if is_known and reached is not None else 0
         lost_steps += unused
         share = unused / max(1, sent.steps - sender.redone_steps)
         for state, ns in sent.states_ns.items():
@@ -300,9 +290,7 @@ def _view(name: str, attempts: list[Attempt], thresholds: Thresholds) -> tuple[a
         save_s=save_s,
         restart_s=sum(came_back_s.get(number, 0.0) for number in interrupted),
         repeated_s=states[REDONE] + states[LOST_WORK] if is_known else None,
-        attempts=len(attempts),
         steps=sum(attempt.sent.steps for attempt in attempts),
-        goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
     )
     firsts = [first for each in attempts for first, _ in each.sender.pieces]
     finding = checkpoint_interval(Window(duration_s=wall_s, job=facts), thresholds)
@@ -311,9 +299,9 @@ def _view(name: str, attempts: list[Attempt], thresholds: Thresholds) -> tuple[a
         status=cast(api.RunStatus, last.status),
         started_s=attempts[0].begin_s - (last.sender.moved_s or 0.0),
         last_message_s=last.end_s - (last.sender.moved_s or 0.0),
-        attempts=facts.attempts,
+        attempts=len(attempts),
         interruptions=facts.interruptions,
-        goodput_ratio=facts.goodput_ratio,
+        goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
         states={state: seconds for state, seconds in states.items() if seconds > 0},
         steps=facts.steps,
         redone_steps=sum(attempt.sender.redone_steps for attempt in attempts) if is_known else None,
