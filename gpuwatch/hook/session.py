@@ -177,7 +177,7 @@ class Session:
     def count_from(self, step: Callable[[], int]) -> None:
         """The next step is the training's global step `step()`: a resumed job counts on.
 
-        After the first call only where a checkpoint was loaded since: loops give each pass the same number. At 0 another training begins.
+        After the first call only where a checkpoint was loaded since: loops give each pass the first number again. At 0 another training begins.
         """
 
         def count() -> None:
@@ -190,7 +190,7 @@ class Session:
                 at, then = [(0, accounts.first_step or 0), *accounts.rewinds][-1]
                 if accounts.first_step is None:
                     accounts.first_step = number - done
-                elif loaded_ns != self._loaded_ns and number not in (0, then + done - at):
+                elif loaded_ns != self._loaded_ns and number not in (0, accounts.first_step, then + done - at):
                     accounts.rewinds = (*accounts.rewinds, (done, number))[:MAX_REWINDS]
             self.publisher.hello_due = True  # the agent knows it before the steps
 

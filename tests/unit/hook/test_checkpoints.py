@@ -246,7 +246,9 @@ def test_a_step_that_is_given_after_a_load_says_where_the_training_goes_on(
                 break
 
     run(20, start=10)  # 10 … 29
-    run(20, start=10)  # a loop gives each pass the same number: 30 … 49
+    run(8, start=10)  # a loop gives each pass the same number: 30 … 37
+    run(2, start=20)  # or one of other units, and loads nothing
+    run(10, start=10, loads=True)  # whose data are loaded by torch.load: 40 … 49
     run(20, start=40, taken=5, loads=True)  # 40 … 44
     run(3, start=45, loads=True)  # of another model: it goes on at 45
     run(3, start=0, loads=True)  # another training, such as the next fold: 48 … 50
