@@ -254,9 +254,8 @@ def _view(name: str, attempts: list[Attempt], thresholds: Thresholds) -> tuple[a
         # What it still did after the next one's beginning is not in the job's wall clock.
         until_s = attempts[number + 1].begin_s if number + 1 < len(attempts) else attempt.end_s
         per_s = 1e9 * max(1.0, (attempt.end_s - attempt.begin_s) / max(1e-6, until_s - attempt.begin_s))
-        # Its new steps beyond the job's next step: nothing was built upon them.
-        new_from = max(sender.first_step or 0, sender.done_before or 0, reached or 0)
-        unused = max(0, sender.reached - new_from) if is_known and reached is not None else 0
+        # Of its new steps those beyond the job's next one: nothing was built upon them.
+        unused = sender.new_steps(reached) if is_known and reached is not None else 0
         lost_steps += unused
         share = unused / max(1, sent.steps - sender.redone_steps)
         for state, ns in sent.states_ns.items():

@@ -8,7 +8,6 @@ from operator import lt
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from gpuwatch import api, wire
 from gpuwatch.ledger.states import CHECKPOINT_LOAD, COMPILE, OTHER, RENDEZVOUS, STARTUP, UNKNOWN, add_declared
@@ -108,8 +107,7 @@ class Sender(msgspec.Struct):
         """Global numbers of its first step and of the one after its last, from each checkpoint that it went on from; empty: not known."""
         if self.first_step is None or self.sent is None:
             return []
-        done = self.sent.steps
-        starts = [(0, self.first_step), *self.rewinds, (done, 0)]
+        starts = [(0, self.first_step), *sorted(self.rewinds), (done := self.sent.steps, 0)]
         return [(number, number + max(0, min(until, done) - at)) for (at, number), (until, _) in pairwise(starts)]
 
     @property
@@ -122,6 +120,13 @@ class Sender(msgspec.Struct):
         """The highest global number of a step after one that it made; 0: not known."""
         return max((after for _, after in self.pieces), default=0)
 
+    def new_steps(self, least: int = -(2**60)) -> int:
+        """Return how many of its steps, from the global number `least` on, had not been done before."""
+        done, new = self.done_before or self.first_step or 0, 0
+        for first, after in self.pieces:
+            new, done = new + max(0, after - max(first, done, least)), max(done, after)
+        return new
+
     def follow(self, done: int) -> None:
         """An earlier attempt had done the steps before `done`: count what it did again up to now."""
         self.done_before = done
@@ -131,11 +136,9 @@ class Sender(msgspec.Struct):
         """Count the steps since then, and the time that they took, as far as an earlier attempt had done them."""
         if self.first_step is None or self.sent is None or not (self.done_before or self.rewinds):
             return
-        done, redone, steps = self.done_before or self.first_step, 0, self.sent.steps - steps_before
-        for first, next_number in self.pieces:
-            redone += max(0, min(done, next_number) - first)
-            done = max(done, next_number)
-        share = min(1.0, (redone - self.redone_steps) / steps) if steps > 0 else float(next_number < done)
+        redone, steps = self.sent.steps - self.new_steps(), self.sent.steps - steps_before
+        is_behind = (self.next_number or 0) < max(self.done_before or 0, self.reached)
+        share = min(1.0, (redone - self.redone_steps) / steps) if steps > 0 else float(is_behind)
         self.redone_steps = redone
         for state, ns in grown_ns.items():
             if ns > 0 and share > 0:
@@ -147,15 +150,12 @@ class Counted(msgspec.Struct):
 
     end_s: float = 0.0  # up to when
     job: api.Job | None = None  # as it was known then: attempts that overlap can have more for a moment
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = {}  # by state: what is lost by that in which it was spent
     attempts: int = 0
 
     def grow(self, job: api.Job, end_s: float) -> api.Job:
-        """Return a job as it is counted, what is lost under the state that it was spent in.
-
-        No counter falls: while one is too high, because attempts overlap, those that grow get less.
-        """
-        self.job, self.end_s = replace(job, findings=(), runs=()), max(self.end_s, end_s)
+        """Return a job as it is counted. No counter falls: while one is too high, because attempts overlap, those that grow get less."""
+        self.job, self.end_s = msgspec.structs.replace(job, findings=(), runs=()), max(self.end_s, end_s)
         self.attempts = max(self.attempts, min(job.attempts, job.interruptions + 1))
         found = {
             state: job.states.get(state, 0.0) + job.lost.get(state, 0.0)
@@ -165,7 +165,7 @@ class Counted(msgspec.Struct):
         share = max(0.0, sum(found.values()) - sum(self.seconds.values())) / max(1e-9, sum(ahead.values()))
         self.seconds |= {state: self.seconds.get(state, 0.0) + s * min(1.0, share) for state, s in ahead.items()}
         started_s = job.last_message_s - sum(self.seconds.values())
-        return replace(job, states=dict(self.seconds), attempts=self.attempts, started_s=started_s)
+        return msgspec.structs.replace(job, states=dict(self.seconds), attempts=self.attempts, started_s=started_s)
 
 
 class WorkerIo(msgspec.Struct, frozen=True):

@@ -415,6 +415,21 @@ def test_what_a_process_does_again_after_it_went_back_to_a_checkpoint_is_redone(
     assert job.numbers == (0, 70) and job.steps == 130
 
 
+@pytest.mark.parametrize("number", [1_000_000, 2**53, 7, -(2**53)])
+def test_a_process_that_goes_on_at_any_number_loses_and_redoes_no_more_than_it_did(number: int) -> None:
+    node, hook = Node(), FakeHook(100 * S).spend("startup", 2 * S)
+    for _ in range(35):
+        hook.step()
+    run = node.runs["run-a", 0] = Run("run-a", 0, BOOT)
+    for message in (hook.hello(first_step=0, rewinds=((30, number),)), hook.message()):
+        run.apply(message, hook.at_ns, wall_s(hook.at_ns))
+    attempt(node, 120, 10, first_step=30)
+    job = node.only()
+    assert (job.steps, job.lost_steps) == (45, 5 if number > 40 else 0) and job.redone_steps is not None
+    assert job.redone_steps <= 15 and min(job.states.values()) >= 0
+    assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s) == pytest.approx(23)
+
+
 def test_a_restart_s_parts() -> None:
     node = Node()
     attempt(node, 100, 10, first_step=0)  # to 103.0
