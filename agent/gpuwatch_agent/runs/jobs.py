@@ -120,7 +120,7 @@ class Job:
         if own := [attempt for attempt in attempts if attempt.rank == 0]:
             found = self.view if len(own) == len(attempts) else _view(self.job, own, thresholds)[0]
             counted = max((self.counted, *kept), key=lambda each: each.end_s)
-            if counted.end_s <= own[0].begin_s:  # of another job, whose name is used again
+            if any(counted.seconds.values()) and counted.end_s <= own[0].begin_s:  # another job of its name
                 counted, self.before = Counted(), None
             elif counted is not self.counted:
                 self.before = self._forgotten(counted, own, thresholds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from operator import lt
+from operator import itemgetter, lt
 from typing import Any
 
 import msgspec
@@ -107,7 +107,7 @@ class Sender(msgspec.Struct):
         """Global numbers of its first step and of the one after its last, from each checkpoint that it went on from; empty: not known."""
         if self.first_step is None or self.sent is None:
             return []
-        starts = [(0, self.first_step), *sorted(self.rewinds), (done := self.sent.steps, 0)]
+        starts = [(0, self.first_step), *sorted(self.rewinds, key=itemgetter(0)), (done := self.sent.steps, 0)]
         return [(number, number + max(0, min(until, done) - at)) for (at, number), (until, _) in pairwise(starts)]
 
     @property
