@@ -15,6 +15,7 @@ from gpuwatch import api
 from gpuwatch.diagnosis.rules.progress import straggler
 from gpuwatch.ledger.states import GPU_STATES, HELD_IDLE, RUN_STATES, by_kind
 from gpuwatch.metrics import BY_NAME, GPU, RUN, Sample, labels_of
+from gpuwatch.tables import table
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import gpu_owner
@@ -23,19 +24,7 @@ from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
 from gpuwatch_agent.runs.window import THROTTLED
 
-_COUNTERS = {
-    "gpuwatch_steps_total": ("steps", None),
-    "gpuwatch_hook_overhead_seconds_total": ("overhead_ns", None),
-    "gpuwatch_hidden_input_wait_seconds_total": ("hidden_ns", "device_steps"),
-    "gpuwatch_device_steps_total": ("device_steps", "device_steps"),
-    "gpuwatch_unverified_steps_total": ("unverified_steps", "unverified_steps"),
-    "gpuwatch_fetches_sampled_total": ("fetches_sampled", "fetches_sampled"),
-    "gpuwatch_loader_fetches_total": ("worker_fetches", "worker_fetches"),
-    "gpuwatch_loader_empty_fetches_total": ("empty_fetches", "worker_fetches"),
-    "gpuwatch_loader_ready_batches_total": ("ready_batches", "worker_fetches"),
-    "gpuwatch_comm_steps_total": ("comm_steps", "comm_steps"),
-}
-"""By metric: its counter, and the counter that must be above 0 for it to be served."""
+_COUNTERS: Mapping[str, tuple[str, str | None]] = table("gpuwatch_agent", "exporter.yml")
 
 
 def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[Sample]:
@@ -87,16 +76,15 @@ def recent_samples(view: api.Run) -> Iterator[Sample]:
 
 
 def job_samples(jobs: Iterable[api.Job], runs: Mapping[str, Iterable[str]]) -> Iterator[Sample]:
-    """Yield the ledgers of the jobs. `runs`: the live ones of each job."""
+    """Yield the ledgers of the jobs, as `Job.part` has them. `runs`: the live ones of each job."""
     for job in jobs:
-        for state in sorted({*job.states, *job.lost, "compute", "down", "redone", "restart"} - {"lost"}):
-            counted_s = job.states.get(state, 0.0) + job.lost.get(state, 0.0)  # a counter never goes back
-            yield Sample("gpuwatch_job_seconds_total", counted_s, (job.job, state))
-        if lost_s := job.states.get("lost"):
+        for state in sorted({*job.states, "compute", "down", "redone", "restart"}):
+            yield Sample("gpuwatch_job_seconds_total", job.states.get(state, 0.0), (job.job, state))
+        if lost_s := sum(job.lost.values()):
             yield Sample("gpuwatch_job_lost_seconds", lost_s, (job.job,))
         if job.goodput_ratio is not None:
             yield Sample("gpuwatch_job_goodput_ratio", job.goodput_ratio, (job.job,))
-        yield Sample("gpuwatch_job_attempts_total", min(job.attempts, job.interruptions + 1), (job.job,))
+        yield Sample("gpuwatch_job_attempts_total", job.attempts, (job.job,))
         for run in sorted(runs[job.job]):
             yield Sample("gpuwatch_job_start_timestamp_seconds", job.started_s, (job.job, run))
         if job.redone_steps is not None and job.numbers is not None:

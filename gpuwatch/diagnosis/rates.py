@@ -1,8 +1,6 @@
 """What training achieves a second, and what GPU time costs. Pure arithmetic."""
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -84,47 +82,6 @@ class Done(msgspec.Struct, frozen=True):
     steps: int
     samples: float | None = None  # None: not counted; `tokens` likewise
     tokens: float | None = None
-
-
-class Peak(NamedTuple):
-    """The dense peak of a GPU's tensor cores in 16-bit formats, which a data sheet gives at the clock that is the first over the second."""
-
-    flops_per_s: float
-    flops_per_clock: int  # of all multiprocessors
-
-
-DENSE_PEAKS = {
-    model: peak
-    for models, peak in (
-        ("NVIDIA GB300|NVIDIA GB200", Peak(2500e12, 152 * 8192)),
-        ("NVIDIA B300|NVIDIA B200", Peak(2250e12, 148 * 8192)),
-        ("NVIDIA H200 NVL|NVIDIA H100 NVL", Peak(835.5e12, 132 * 4096)),
-        ("NVIDIA H100 PCIe|NVIDIA H800 PCIe", Peak(756.5e12, 114 * 4096)),
-        ("NVIDIA H200|NVIDIA GH200|NVIDIA H100|NVIDIA H800", Peak(989.5e12, 132 * 4096)),
-        ("NVIDIA A100|NVIDIA A800", Peak(312e12, 108 * 2048)),
-        ("NVIDIA A30", Peak(165e12, 56 * 2048)),
-        ("NVIDIA A40", Peak(149.7e12, 84 * 1024)),
-        ("NVIDIA A10", Peak(125e12, 72 * 1024)),
-        ("NVIDIA A2", Peak(18e12, 10 * 1024)),
-        ("NVIDIA L40S", Peak(362e12, 142 * 1024)),
-        ("NVIDIA L40", Peak(181e12, 142 * 512)),
-        ("NVIDIA L4", Peak(121e12, 58 * 1024)),
-        ("Tesla V100 SXM2", Peak(125e12, 80 * 1024)),
-        ("Tesla V100 PCIE", Peak(112e12, 80 * 1024)),
-        ("Tesla V100S PCIE", Peak(130e12, 80 * 1024)),
-        ("Tesla T4", Peak(65e12, 40 * 1024)),
-    )
-    for model in models.split("|")
-}
-"""By the begin of the model's name, the first one that fits. Sources: NVIDIA's data sheets, and white papers from Volta to Blackwell. What has
-no counter of tensor activity (GeForce, AMD), no data sheet (H20), or a clock that does not fit its number of multiprocessors is left out."""
-
-
-def dense_peak(model: str) -> Peak | None:
-    """Return the peak of a model as the driver names it ("NVIDIA A100-SXM4-80GB"); None for a MIG instance, a vGPU ("NVIDIA A40-48Q"), or one not in the table."""
-    words = model.replace("-", " ") + " "
-    is_part = re.search(r" (MIG|\d+[ABCQ]) ", words)
-    return next((peak for name, peak in DENSE_PEAKS.items() if words.startswith(name + " ") and not is_part), None)
 
 
 class Throughput(msgspec.Struct, frozen=True):

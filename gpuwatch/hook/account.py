@@ -93,6 +93,7 @@ class Accounts:
         self.local_world_size = 1  # ranks of the run on this node
         self.worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers that a signal has killed, 256 at most
         self.first_step: int | None = None  # global number of this process's step 0; None: not known
+        self.rewinds: tuple[tuple[int, int], ...] = ()  # as in `wire.Hello`
         self.failures = 0
         self.idle = False  # a loop has ended or was left, and nothing has trained for as long as would be a stall
         self.blind = False  # the hook has stopped recording: time after the watermark is unknown

@@ -27,7 +27,8 @@ from gpuwatch.hook.torch.install import TorchHooks
 from gpuwatch.hook.torch.memory import explain
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
-from gpuwatch.ledger.states import OTHER, PAUSE
+from gpuwatch.ledger.states import CHECKPOINT_LOAD, OTHER, PAUSE
+from gpuwatch.wire import MAX_REWINDS
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
@@ -70,6 +71,7 @@ class Session:
         self._leave_cells: Callable[[], object] = lambda: None  # of the IPython shell that it runs in
         self._pause = 0  # the recorder's level of the time between two cells; 0 in a cell
         self._health = LoaderHealth(self.publisher.accounts, quiet)
+        self._loaded_ns = 0  # time of loads of checkpoints, when the global step was given last
         self._pass_began_ns = self._trained_before = 0  # of the last training pass; the optimizers' steps by then
         self.quiet = quiet
         self._notebook: Notebook | None = None
@@ -172,15 +174,24 @@ class Session:
         self.hand_over()
 
     def count_from(self, step: Callable[[], int]) -> None:
-        """The next step is the training's global step `step()`: a resumed job counts on. The first call counts."""
+        """The next step is the training's global step `step()`: a resumed job counts on.
+
+        After the first call only where a checkpoint was loaded since: loops give each pass the first number again. At 0 another training begins.
+        """
 
         def count() -> None:
-            accounts, number = self.publisher.accounts, index(step())  # a number of numpy's or torch's too
-            if accounts.first_step is None:
-                with accounts.held():
-                    accounts.apply(self.recorder.clock())
-                    accounts.first_step = max(-(2**53), min(number, 2**53)) - accounts.timeline.counts.steps
-                self.publisher.hello_due = True  # the agent knows it before the steps
+            accounts = self.publisher.accounts
+            number = max(-(2**53), min(index(step()), 2**53))  # of numpy's or torch's too
+            with accounts.held():
+                accounts.apply(self.recorder.clock())
+                done, loaded_ns = accounts.timeline.counts.steps, self._loaded_ns
+                self._loaded_ns = accounts.timeline.counts.declared_ns.get(CHECKPOINT_LOAD, 0)
+                at, then = [(0, accounts.first_step or 0), *accounts.rewinds][-1]
+                if accounts.first_step is None:
+                    accounts.first_step = number - done
+                elif loaded_ns != self._loaded_ns and number not in (0, accounts.first_step, then + done - at):
+                    accounts.rewinds = (*accounts.rewinds, (done, number))[:MAX_REWINDS]
+            self.publisher.hello_due = True  # the agent knows it before the steps
 
         self.guard(count, "counting global steps")
 

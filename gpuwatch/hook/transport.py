@@ -61,6 +61,7 @@ class Encoder:
                 versions=versions,
                 worker_deaths=accounts.worker_deaths,
                 first_step=accounts.first_step,
+                rewinds=accounts.rewinds,
                 **{name: value for name, value in known.items() if name in wire.Hello.__struct_fields__},
             )
         )

@@ -28,6 +28,7 @@ MAX_TAGS = 32
 MAX_DEATHS = 256
 MAX_WORKERS = 1024
 MAX_GROUPS = 16
+MAX_REWINDS = 64
 MAX_CONCLUSION_BYTES = 1 << 15
 
 HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
@@ -60,6 +61,7 @@ Inode = Annotated[int, Meta(ge=0)]
 Number = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]  # finite: neither NaN nor infinite
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+StepNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 RunId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Tags = Annotated[dict[Text, Text], Meta(max_length=MAX_TAGS)]
@@ -194,8 +196,10 @@ class Hello(_Sent, frozen=True, tag="hello"):
     tags: Tags
     flops: Flops | None = None
     worker_deaths: Annotated[tuple[WorkerDeath, ...], Meta(max_length=MAX_DEATHS)] = ()
-    first_step: Annotated[int, Meta(ge=-(2**53), le=2**53)] | None = None
+    first_step: StepNumber | None = None
     """Global number of the process's step 0, which a resumed job counts on from; None: not known."""
+    rewinds: Annotated[tuple[tuple[Count, StepNumber], ...], Meta(max_length=MAX_REWINDS)] = ()
+    """For each checkpoint from which it went on later: how many steps it had made by then, and the global number of the next one."""
 
 
 class Steps(_WithTotals, frozen=True, tag="steps"):

@@ -78,12 +78,38 @@ open(f"{sys.argv[1]}/{rank}-end", "w").write(str(time.time()))
 """
 
 
+REWINDS = """
+import sys, time
+import gpuwatch
+
+with gpuwatch.Watch(quiet=True) as w:
+    for start, until in ((0, 30), (20, 35), (30, 45)):  # at step 30 it goes back to 20, and at 35 to 30
+        if start:
+            with w.phase("checkpoint_load"):
+                time.sleep(0.1)
+        for number, _ in enumerate(w.steps(iter(range(100)), start=start), start + 1):
+            time.sleep(0.01)
+            if number == until:
+                break
+"""
+
+
 def job_of(server: Server) -> dict[str, Any]:
     jobs = server.get("/api/v1/jobs")["jobs"]
     if not jobs:
         raise FileNotFoundError("no job yet")  # for `wait_for`
     (job,) = jobs
     return dict(job)
+
+
+def test_a_process_that_goes_back_to_a_checkpoint_by_itself(tmp_path: Path) -> None:
+    environment = hook_environment(tmp_path, GPUWATCH_RUN="resumed", GPUWATCH_JOB="")
+    with agent(tmp_path) as node:
+        subprocess.run([sys.executable, "-c", REWINDS], env=environment, check=True, capture_output=True, timeout=60)
+        wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
+        job = job_of(node)
+    assert (job["attempts"], job["interruptions"], job["steps"]) == (1, 0, 30 + 15 + 15)
+    assert (job["redone_steps"], job["lost_steps"], job["numbers"]) == (15, 0, [0, 45])
 
 
 def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:

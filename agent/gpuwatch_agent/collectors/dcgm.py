@@ -7,7 +7,7 @@ pages that real exporters printed; never together with one that runs.*
 
 import math
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,37 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuwatch.api.client import Get, fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
+from gpuwatch.tables import table
 from gpuwatch_agent.collectors.drivers import TIMING, GpuDevice, Timing, Value, values
 from gpuwatch_agent.collectors.nvml import GpuCollector, throttle_values
 from gpuwatch_agent.deadline import DeadlineThread
 
 _MIB = float(1 << 20)
-FIELDS: Mapping[str, tuple[Any, ...]] = {
-    "DCGM_FI_DEV_GPU_UTIL": ("utilization_ratio", 0.01),
-    "DCGM_FI_DEV_FB_USED": ("memory_used_bytes", _MIB),
-    "DCGM_FI_DEV_FB_TOTAL": ("memory_total_bytes", _MIB),
-    "DCGM_FI_DEV_POWER_USAGE": ("power_watts", 1.0),
-    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": ("driver_energy_joules_total", 1e-3),
-    "DCGM_FI_DEV_GPU_TEMP": ("temperature_celsius", 1.0),
-    "DCGM_FI_DEV_SM_CLOCK": ("sm_clock_hertz", 1e6),
-    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("pcie_replays_total", 1.0),
-    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_errors_total", 1.0, "corrected"),
-    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_errors_total", 1.0, "uncorrected"),
-    "DCGM_FI_PROF_SM_ACTIVE": ("sm_active_ratio", 1.0),
-    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("tensor_active_ratio", 1.0),
-    "DCGM_FI_PROF_DRAM_ACTIVE": ("dram_bandwidth_ratio", 1.0),
-    "DCGM_FI_PROF_PCIE_TX_BYTES": ("pcie_transmit_bytes_per_second", 1.0),
-    "DCGM_FI_PROF_PCIE_RX_BYTES": ("pcie_receive_bytes_per_second", 1.0),
-    "DCGM_FI_PROF_NVLINK_TX_BYTES": ("nvlink_transmit_bytes_per_second", 1.0),
-    "DCGM_FI_PROF_NVLINK_RX_BYTES": ("nvlink_receive_bytes_per_second", 1.0),
-}
-"""Our metric without its prefix, what turns DCGM's unit into ours (percent, MiB, MHz, mJ), and its further labels."""
-_MIG_FIELDS: Mapping[str, tuple[Any, ...]] = {
-    "DCGM_FI_DEV_FB_USED": ("memory_used_bytes", _MIB),
-    "DCGM_FI_DEV_FB_TOTAL": ("memory_total_bytes", _MIB),
-    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("engine_active_ratio", 1.0),
-    "DCGM_FI_PROF_SM_ACTIVE": ("sm_active_ratio", 1.0),
-}
+_FIELDS: Mapping[str, Mapping[str, Sequence[Any]]] = table("gpuwatch_agent.collectors", "dcgm.yml")
 _REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
 _MEMORY_PARTS = ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_RESERVED")
 _BLANK_INT32, _BLANK = 0x7FFFFFF0, float(1 << 46)
@@ -65,10 +41,10 @@ class DcgmGpu:
     def values(self, part: GpuDevice) -> list[Value]:
         """Return the values of the GPU, or of a MIG instance, under our names; what the page lacks is absent."""
         if part.instance[0]:
-            fields = {n: f for n, f in _MIG_FIELDS.items() if not (part.is_part_of_instance and "_PROF_" in n)}
+            fields = {n: f for n, f in _FIELDS["instance"].items() if not (part.is_part_of_instance and "_PROF_" in n)}
             return _in_our_units(self.instances.get(part.instance[0], {}), fields)
         have = self.fields
-        found = _in_our_units(have, FIELDS)
+        found = _in_our_units(have, _FIELDS["gpu"])
         if "DCGM_FI_DEV_FB_TOTAL" not in have and {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"} <= have.keys():
             found += values(memory_total_bytes=sum(have.get(name, 0.0) for name in _MEMORY_PARTS) * _MIB)
         reasons = next((have[name] for name in _REASONS if name in have), None)
@@ -77,7 +53,7 @@ class DcgmGpu:
         return found + values(last_xid=have.get("DCGM_FI_DEV_XID_ERRORS") or None)  # 0 before the first
 
 
-def _in_our_units(have: Mapping[str, float], fields: Mapping[str, tuple[Any, ...]]) -> list[Value]:
+def _in_our_units(have: Mapping[str, float], fields: Mapping[str, Sequence[Any]]) -> list[Value]:
     found: list[Value] = []
     for name, (metric, factor, *labels) in fields.items():
         if name in have:
@@ -101,7 +77,7 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
             is_blank = is_blank or _BLANK_INT32 <= sample.value <= 0x7FFFFFFF
             if is_blank or (number and name == "DCGM_FI_DEV_GPU_UTIL"):
                 continue  # of an instance it is always 0: dcgm-exporter's issue 216
-            of_instance = number and (name in _MIG_FIELDS or name.startswith("DCGM_FI_PROF_"))
+            of_instance = number and (name in _FIELDS["instance"] or name.startswith("DCGM_FI_PROF_"))
             (gpu.instances.setdefault(number, {}) if of_instance else gpu.fields)[name] = sample.value
     return gpus
 

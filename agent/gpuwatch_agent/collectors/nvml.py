@@ -14,32 +14,24 @@ import pynvml
 
 from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import TIMING, DriverCollector, Fate, GpuDevice, Reads, Timing, Value, values
+from gpuwatch.tables import table
+from gpuwatch_agent.collectors.drivers import (
+    TIMING,
+    DriverCollector,
+    Fate,
+    GpuDevice,
+    Reads,
+    Timing,
+    Value,
+    values,
+)
 
 Handle = Any
 
-_REASONS: Mapping[str, int] = {
-    label: getattr(pynvml, f"nvmlClocksEventReason{name}")
-    for label, name in {
-        "sw_power_cap": "SwPowerCap",
-        "sw_thermal": "SwThermalSlowdown",
-        "hw_slowdown": "HwSlowdown",  # clocks at half or less, because of the next two, or a fast trigger
-        "hw_thermal": "HwThermalSlowdown",
-        "hw_power_brake": "HwPowerBrakeSlowdown",
-        "sync_boost": "SyncBoost",
-        "applications_clocks": "ApplicationsClocksSetting",
-        "display_clocks": "DisplayClockSetting",
-        "idle": "GpuIdle",
-    }.items()
-}
-"""The driver's own reasons, in `--series full`. The last four are settings or the absence of work, not throttling."""
 _THROTTLE_BITS = {
-    "power": _REASONS["sw_power_cap"] | _REASONS["hw_power_brake"],
-    "thermal": _REASONS["sw_thermal"] | _REASONS["hw_thermal"],
-    "hardware": _REASONS["hw_slowdown"] | _REASONS["hw_thermal"] | _REASONS["hw_power_brake"],
-    **_REASONS,
+    label: sum(getattr(pynvml, f"nvmlClocksEventReason{name}") for name in names)
+    for label, names in table("gpuwatch_agent.collectors", "nvml.yml").items()
 }
-"""A hardware reason is also counted under its cause."""
 
 
 def throttle_values(bits: int) -> list[Value]:

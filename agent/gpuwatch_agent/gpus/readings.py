@@ -3,16 +3,18 @@
 Times in ns of the agent's monotonic clock.
 """
 
+import re
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
+from typing import NamedTuple
 
 from gpuwatch import api
-from gpuwatch.diagnosis.rates import Peak, dense_peak
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend
+from gpuwatch.tables import table
 from gpuwatch_agent.collectors.drivers import DriverCollector
 from gpuwatch_agent.gpus import Account, GpuAccount, GpuReading, account_of
 from gpuwatch_agent.gpus.allocations import Allocations, completed
@@ -23,6 +25,27 @@ from gpuwatch_agent.runs.window import RecentSamples
 
 _MPS_SERVER = "nvidia-cuda-mps"  # as the kernel cuts "nvidia-cuda-mps-server"
 _ACTIVITY = ("gpuwatch_gpu_utilization_ratio", "gpuwatch_gpu_engine_active_ratio")  # of a GPU, of a MIG instance
+
+
+class Peak(NamedTuple):
+    """The dense peak of a GPU's tensor cores in 16-bit formats, which a data sheet gives at the clock that is the first over the second."""
+
+    flops_per_s: float
+    flops_per_clock: int  # of all multiprocessors
+
+
+DENSE_PEAKS = {
+    model: Peak(row["tflops_per_s"] * 1e12, row["multiprocessors"] * row["flops_per_clock"])
+    for row in table("gpuwatch_agent.gpus", "peaks.yml")
+    for model in row["models"]
+}
+
+
+def dense_peak(model: str) -> Peak | None:
+    """Return the peak of a model as the driver names it ("NVIDIA A100-SXM4-80GB"); None for a MIG instance, a vGPU ("NVIDIA A40-48Q"), or one not in the table."""
+    words = model.replace("-", " ") + " "
+    is_part = re.search(r" (MIG|\d+[ABCQ]) ", words)
+    return next((peak for name, peak in DENSE_PEAKS.items() if words.startswith(name + " ") and not is_part), None)
 
 
 def gpu_readings(

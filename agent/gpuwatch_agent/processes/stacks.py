@@ -125,16 +125,13 @@ class StackWatch:
         stacks = None
         try:
             stacks = self._take(capture.targets, self._settings.seconds, self._settings.rate_hz)
-            self._forget_old()
+            # The newest flame graphs are kept; their names begin with their time.
+            kept = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+            for path in kept[: -self._settings.keep]:
+                path.unlink(missing_ok=True)
         except (GpuwatchError, OSError) as error:
             self._warn(f"no stacks for {capture.cause} of run {capture.run}: {error}")
         except Exception:
             logger.exception("sampling the stacks of run %s failed", capture.run)
         finally:
             result.set_result(stacks)
-
-    def _forget_old(self) -> None:
-        """Keep the newest flame graphs; their names begin with their time."""
-        kept = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
-        for path in kept[: -self._settings.keep]:
-            path.unlink(missing_ok=True)

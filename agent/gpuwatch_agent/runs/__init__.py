@@ -24,7 +24,7 @@ from gpuwatch.ledger.states import RUN_STATES, UNKNOWN, Ledger
 from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent.processes.owners import NO_OWNER, Owner
 from gpuwatch_agent.runs import timeline
-from gpuwatch_agent.runs.records import Sender, WorkerIo, add_counters, clock_offset_ns, went_back
+from gpuwatch_agent.runs.records import Counted, Sender, WorkerIo, add_counters, clock_offset_ns, went_back
 from gpuwatch_agent.runs.timeline import RecentColumns, Stretch, Trace, read_columns
 
 SILENCE_NS = 10_000_000_000  # A hook sends twice a second; after so long without a message the time is `unknown`
@@ -77,6 +77,7 @@ class Run(msgspec.Struct, eq=False):
     oom: MemoryKills | None = None  # what the kernel's OOM killer did as the run was lost
     energy_joules: dict[str, float] = {}  # its share of its GPUs' energy, by state of the GPU
     conclusion: Conclusion | None = None  # by its only process, at its end
+    counted: Counted = msgspec.field(default_factory=Counted)  # its job's counters
 
     trace: Trace = msgspec.field(default_factory=Trace)
     """Where in time the ledger's states lay, since this agent started."""
@@ -143,6 +144,7 @@ class Run(msgspec.Struct, eq=False):
             self.hello = message
             if sender.first_step is None:
                 sender.first_step = message.first_step
+            sender.rewinds = max(sender.rewinds, message.rewinds, key=len)
             if not sender.began_ns:
                 ticks = message.process_start_ticks if message.origin.boot_id == self.boot_id else 0
                 sender.began_ns = min(now_ns, ticks * 1_000_000_000 // _TICKS_PER_S)

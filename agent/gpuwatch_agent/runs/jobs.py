@@ -10,8 +10,9 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
+
+from msgspec.structs import replace
 
 from gpuwatch import api, wire
 from gpuwatch.diagnosis.rules.progress import checkpoint_interval
@@ -19,10 +20,10 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import JobFacts, Window
 from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, STARTUP
 from gpuwatch_agent.runs import ENDED, LOST, RUNNING, SENDERS_KEPT, Run
-from gpuwatch_agent.runs.records import Sender
+from gpuwatch_agent.runs.records import Counted, Sender
 
 MAX_JOBS = 256
-MAX_ATTEMPTS = 256  # of a job; of one with more, only the last ones are in its ledger
+MAX_ATTEMPTS = 256  # of a job; of those before them only sums are known
 DOWN, RESTART, REDONE, LOST_WORK = "down", "restart", "redone", "lost"
 _MOST_OF_USER = 2048  # attempts of a user's jobs together
 
@@ -66,11 +67,6 @@ class Attempt(NamedTuple):
         is_cut = resumed_at is not None and resumed_at < (self.sender.next_number or 0)
         return is_cut or (not self.ended_well and self.status != RUNNING)
 
-    def lost_steps(self, reached: int) -> int:
-        """Return how many of its new steps are beyond `reached`, the number of the job's next step: nothing was built upon them."""
-        sender, after = self.sender, self.sender.next_number
-        return 0 if after is None else max(0, after - max(sender.first_step or 0, sender.done_before or 0, reached))
-
 
 @dataclass
 class Job:
@@ -78,15 +74,11 @@ class Job:
     declared: bool  # by the scheduler or the user; else it is a run, and a job only once it was resumed
     uid: int | None  # whose runs alone belong to it: another user's job of the same name is "NAME@UID"
     attempts: dict[tuple[str, int, str], Attempt] = field(default_factory=dict)
-    forgotten: int = 0  # attempts that are no longer in `attempts`, the last of which ended at:
-    forgotten_s: float = 0.0
-    forgotten_interruptions: int = 0
+    forgotten_s: float = 0.0  # when the last attempt ended that is no longer in `attempts`
+    counted: Counted = field(default_factory=Counted)  # what metrics have
+    before: api.Job | None = None  # the attempts that are in no other record: None without any
     view: api.Job | None = None  # None for a run that was not resumed
     part: api.Job | None = None  # what metrics have of it: no attempts whose rank 0 was on another node, which has them
-
-    @property
-    def end_s(self) -> float:
-        return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
 
     def place(self, sender: Sender) -> None:
         """Move a new process's begin to its distance from the others': within a boot its clock has that, whatever the wall clock is set to."""
@@ -106,20 +98,13 @@ class Job:
         return {key: sender for _, key, sender in sorted(of_run)[-SENDERS_KEPT:] if key not in run.senders}
 
     def one_after_another(self) -> list[Attempt]:
-        """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's. Forget too old ones."""
+        """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's."""
         chosen: list[Attempt] = []
         for attempt in sorted(self.attempts.values(), key=lambda attempt: (attempt.rank, attempt.begin_s)):
             at = bisect(chosen, attempt.begin_s, key=lambda each: each.begin_s)
             follows = at == 0 or chosen[at - 1].is_before(attempt)
             if follows and (at == len(chosen) or attempt.is_before(chosen[at])):
                 chosen.insert(at, attempt)
-        if len(self.attempts) > MAX_ATTEMPTS:
-            for old, following in pairwise(chosen[: 1 - MAX_ATTEMPTS]):
-                self.forgotten, self.forgotten_s = self.forgotten + 1, old.end_s
-                self.forgotten_interruptions += old.is_interrupted(following)
-            chosen = chosen[-MAX_ATTEMPTS:]
-            senders = {id(each.sender) for each in chosen}
-            self.attempts = {key: each for key, each in self.attempts.items() if id(each.sender) in senders}
         first = 0  # a name that was used again after a good end, from its beginning, names another job
         for number in range(1, len(chosen)):
             before, step = chosen[number - 1], chosen[number].sender.first_step
@@ -127,9 +112,34 @@ class Job:
                 step == 0 and before.run == chosen[number].run if self.declared and "/" not in self.job else not step
             ):
                 first = number
-        if first:  # what is forgotten was the other one's
-            self.forgotten = self.forgotten_interruptions = 0
         return chosen[first:]
+
+    def count(self, attempts: list[Attempt], kept: Iterable[Counted], thresholds: Thresholds) -> JobFacts:
+        """Make its views of these attempts, and forget all but the last ones. `kept`: its counters by its runs' records."""
+        self.view, facts = _view(self.job, attempts, thresholds)
+        if own := [attempt for attempt in attempts if attempt.rank == 0]:
+            found = self.view if len(own) == len(attempts) else _view(self.job, own, thresholds)[0]
+            counted = max((self.counted, *kept), key=lambda each: each.end_s)
+            if any(counted.seconds.values()) and counted.end_s <= own[0].begin_s:  # another job of its name
+                counted, self.before = Counted(), None
+            elif counted is not self.counted:
+                self.before = self._forgotten(counted, own, thresholds)
+            self.counted, now = counted, _added(found, self.before)
+            self.part = counted.grow(now, own[-1].end_s)
+            self.view = now if found is self.view else self.view
+            if len(attempts) > MAX_ATTEMPTS:
+                self.before = self._forgotten(counted, attempts[-MAX_ATTEMPTS:], thresholds)
+        if len(self.attempts) > MAX_ATTEMPTS:
+            self.forgotten_s = max([self.forgotten_s, *(each.end_s for each in attempts[:-MAX_ATTEMPTS])])
+            senders = {id(attempt.sender) for attempt in attempts[-MAX_ATTEMPTS:]}
+            self.attempts = {key: each for key, each in self.attempts.items() if id(each.sender) in senders}
+        return replace(facts, attempts=self.view.attempts, goodput_ratio=self.view.goodput_ratio)
+
+    def _forgotten(self, counted: Counted, known: list[Attempt], thresholds: Thresholds) -> api.Job | None:
+        """Return what was counted of attempts that are not among these; None without any."""
+        known = [attempt for attempt in known if attempt.rank == 0 and attempt.begin_s <= counted.end_s]
+        left = _added(counted.job, _view(self.job, known, thresholds)[0], -1) if counted.job and known else counted.job
+        return left if left is not None and left.attempts > 0 else None
 
     def done_before(self, attempt: Attempt) -> int:
         """Return the number after the last step of its training that was done before this attempt."""
@@ -139,7 +149,7 @@ class Job:
                 continue
             if not each.is_resumed_by(attempt):
                 break
-            done, attempt = max(done, each.sender.next_number or 0), each
+            done, attempt = max(done, each.sender.reached), each
         return done
 
 
@@ -191,18 +201,17 @@ class Jobs:
             while sum(len(job.attempts) for job in self._jobs.values() if job.uid == uid) > _MOST_OF_USER:
                 self._forget_oldest(uid)
         for each, of_job in changed.values():
-            attempts, each.view, facts = each.one_after_another(), None, None
-            if attempts and (each.declared or len(attempts) > 1):
-                each.view, facts = _view(each, attempts, self._thresholds)
-                own = [attempt for attempt in attempts if attempt.rank == 0] or attempts
-                each.part = each.view if len(own) == len(attempts) else _view(each, own, self._thresholds)[0]
+            attempts, each.view, each.part, facts = each.one_after_another(), None, None, None
+            if attempts and (each.declared or len(attempts) > 1 or attempts[0].sender.rewinds):
+                facts = each.count(attempts, (run.counted for run in of_job), self._thresholds)
             for run in of_job:
-                run.job = facts
+                run.job, run.counted = facts, each.counted
 
     def _forget_oldest(self, uid: int | None) -> None:
         """Forget the one of a user's jobs that ended first."""
-        of_user = [name for name, job in self._jobs.items() if job.uid == uid]
-        del self._jobs[min(of_user, key=lambda name: self._jobs[name].end_s)]
+        of_user = {name: job.attempts.values() for name, job in self._jobs.items() if job.uid == uid}
+        ended_s = {name: max((each.end_s for each in attempts), default=0.0) for name, attempts in of_user.items()}
+        del self._jobs[min(ended_s, key=ended_s.__getitem__)]
 
     def runs_of(self, names: Container[str]) -> dict[str, set[str]]:
         """Return those of these runs that belong to each job."""
@@ -210,10 +219,28 @@ class Jobs:
 
     def views(self, served: bool = False) -> list[api.Job]:
         """Return the jobs that are declared or were resumed; `served`: what metrics have of them."""
-        return [job.part if served else job.view for job in self._jobs.values() if job.view and job.part]
+        return [view for job in self._jobs.values() if (view := job.part if served else job.view) is not None]
 
 
-def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[api.Job, JobFacts]:
+def _added(job: api.Job, other: api.Job | None, sign: int = 1) -> api.Job:
+    """Return a job with another one's attempts before its own, or without these."""
+    if other is None:
+        return job
+    sums: dict[str, Any] = {}
+    for name in ("states", "restart", "lost"):
+        one, more = getattr(job, name), getattr(other, name)
+        sums[name] = {key: one.get(key, 0.0) + sign * more.get(key, 0.0) for key in {**one, **more}}
+    for name in ("attempts", "interruptions", "steps", "redone_steps", "lost_steps"):
+        one, more = getattr(job, name), getattr(other, name)
+        sums[name] = None if one is None or more is None else one + sign * more
+    if job.numbers is not None and other.numbers is not None:
+        sums["numbers"] = min(job.numbers[0], other.numbers[0]), job.numbers[1]
+    wall_s = sum(sums["states"].values())
+    goodput_ratio = sums["states"].get(COMPUTE, 0.0) / wall_s if wall_s > 0 else None
+    return replace(job, started_s=job.last_message_s - wall_s, goodput_ratio=goodput_ratio, **sums)
+
+
+def _view(name: str, attempts: list[Attempt], thresholds: Thresholds) -> tuple[api.Job, JobFacts]:
     states, restart, lost = (defaultdict[str, float](float) for _ in range(3))
     is_known = all(attempt.sender.next_number is not None or not attempt.sent.steps for attempt in attempts)
     lost_steps, interrupted, came_back_s = 0, list[int](), dict[int, float]()
@@ -227,7 +254,8 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         # What it still did after the next one's beginning is not in the job's wall clock.
         until_s = attempts[number + 1].begin_s if number + 1 < len(attempts) else attempt.end_s
         per_s = 1e9 * max(1.0, (attempt.end_s - attempt.begin_s) / max(1e-6, until_s - attempt.begin_s))
-        unused = attempt.lost_steps(reached) if is_known and reached is not None else 0
+        # Of its new steps those beyond the job's next one: nothing was built upon them.
+        unused = sender.new_steps(reached) if is_known and reached is not None else 0
         lost_steps += unused
         share = unused / max(1, sent.steps - sender.redone_steps)
         for state, ns in sent.states_ns.items():
@@ -261,25 +289,23 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         save_s=save_s,
         restart_s=sum(came_back_s.get(number, 0.0) for number in interrupted),
         repeated_s=states[REDONE] + states[LOST_WORK] if is_known else None,
-        attempts=job.forgotten + len(attempts),
         steps=sum(attempt.sent.steps for attempt in attempts),
-        goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
     )
-    firsts = [each.sender.first_step for each in attempts if each.sender.first_step is not None]
+    firsts = [first for each in attempts for first, _ in each.sender.pieces]
     finding = checkpoint_interval(Window(duration_s=wall_s, job=facts), thresholds)
     view = api.Job(
-        job=job.job,
+        job=name,
         status=cast(api.RunStatus, last.status),
         started_s=attempts[0].begin_s - (last.sender.moved_s or 0.0),
         last_message_s=last.end_s - (last.sender.moved_s or 0.0),
-        attempts=facts.attempts,
-        interruptions=job.forgotten_interruptions + facts.interruptions,
-        goodput_ratio=facts.goodput_ratio,
+        attempts=len(attempts),
+        interruptions=facts.interruptions,
+        goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
         states={state: seconds for state, seconds in states.items() if seconds > 0},
         steps=facts.steps,
         redone_steps=sum(attempt.sender.redone_steps for attempt in attempts) if is_known else None,
         lost_steps=lost_steps if is_known else None,
-        numbers=(min(firsts), max(each.sender.next_number or 0 for each in attempts)) if is_known and firsts else None,
+        numbers=(min(firsts), max(each.sender.reached for each in attempts)) if is_known and firsts else None,
         restart={part: seconds for part, seconds in restart.items() if seconds > 0},
         lost={state: seconds for state, seconds in lost.items() if seconds > 0},
         findings=() if finding is None else (finding,),

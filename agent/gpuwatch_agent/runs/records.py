@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import lt
+from itertools import pairwise
+from operator import itemgetter, lt
 from typing import Any
 
 import msgspec
 
-from gpuwatch import wire
+from gpuwatch import api, wire
 from gpuwatch.ledger.states import CHECKPOINT_LOAD, COMPILE, OTHER, RENDEZVOUS, STARTUP, UNKNOWN, add_declared
 
 _SET_UP = (CHECKPOINT_LOAD, RENDEZVOUS)
@@ -64,6 +65,7 @@ class Sender(msgspec.Struct):
     started_s: float = 0.0  # Unix time at which its ledger begins, but for:
     moved_s: float | None = None  # how far its job moved that, against a clock that was set; None: not yet
     first_step: int | None = None  # global number of its step 0; None: not known
+    rewinds: tuple[tuple[int, int], ...] = ()  # as in its Hello
     done_before: int | None = None
     """Steps of the job before it, by global number: what it does again is `redone`. None: not known yet."""
     redone_steps: int = 0
@@ -101,9 +103,29 @@ class Sender(msgspec.Struct):
         return self.started_s - (self.started_ns - self.began_ns) / 1e9 if self.began_ns else self.started_s
 
     @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """Global numbers of its first step and of the one after its last, from each checkpoint that it went on from; empty: not known."""
+        if self.first_step is None or self.sent is None:
+            return []
+        starts = [(0, self.first_step), *sorted(self.rewinds, key=itemgetter(0)), (done := self.sent.steps, 0)]
+        return [(number, number + max(0, min(until, done) - at)) for (at, number), (until, _) in pairwise(starts)]
+
+    @property
     def next_number(self) -> int | None:
         """Global number of the step after its last one; None: not known."""
-        return None if self.first_step is None or self.sent is None else self.first_step + self.sent.steps
+        return self.pieces[-1][1] if self.pieces else None
+
+    @property
+    def reached(self) -> int:
+        """The highest global number of a step after one that it made; 0: not known."""
+        return max((after for _, after in self.pieces), default=0)
+
+    def new_steps(self, least: int = -(2**60)) -> int:
+        """Return how many of its steps, from the global number `least` on, had not been done before."""
+        done, new = self.done_before or self.first_step or 0, 0
+        for first, after in self.pieces:
+            new, done = new + max(0, after - max(first, done, least)), max(done, after)
+        return new
 
     def follow(self, done: int) -> None:
         """An earlier attempt had done the steps before `done`: count what it did again up to now."""
@@ -112,15 +134,38 @@ class Sender(msgspec.Struct):
 
     def _count_redone(self, steps_before: int, grown_ns: Mapping[str, int]) -> None:
         """Count the steps since then, and the time that they took, as far as an earlier attempt had done them."""
-        if self.first_step is None or not self.done_before or self.sent is None:
+        if self.first_step is None or self.sent is None or not (self.done_before or self.rewinds):
             return
-        left, done = self.done_before - self.first_step, self.sent.steps
-        redone, steps = max(0, min(left, done)), done - steps_before
-        share = min(1.0, (redone - self.redone_steps) / steps) if steps > 0 else float(done < left)
+        redone, steps = self.sent.steps - self.new_steps(), self.sent.steps - steps_before
+        is_behind = (self.next_number or 0) < max(self.done_before or 0, self.reached)
+        share = min(1.0, (redone - self.redone_steps) / steps) if steps > 0 else float(is_behind)
         self.redone_steps = redone
         for state, ns in grown_ns.items():
             if ns > 0 and share > 0:
                 self.redone_ns[state] = self.redone_ns.get(state, 0) + int(ns * share)
+
+
+class Counted(msgspec.Struct):
+    """What metrics have counted of a job. Kept with its runs, whose records have only their last processes."""
+
+    end_s: float = 0.0  # up to when
+    job: api.Job | None = None  # as it was known then: attempts that overlap can have more for a moment
+    seconds: dict[str, float] = {}  # by state: what is lost by that in which it was spent
+    attempts: int = 0
+
+    def grow(self, job: api.Job, end_s: float) -> api.Job:
+        """Return a job as it is counted. No counter falls: while one is too high, because attempts overlap, those that grow get less."""
+        self.job, self.end_s = msgspec.structs.replace(job, findings=(), runs=()), max(self.end_s, end_s)
+        self.attempts = max(self.attempts, min(job.attempts, job.interruptions + 1))
+        found = {
+            state: job.states.get(state, 0.0) + job.lost.get(state, 0.0)
+            for state in {*job.states, *job.lost} - {"lost"}
+        }
+        ahead = {state: s - before_s for state, s in found.items() if s > (before_s := self.seconds.get(state, 0.0))}
+        share = max(0.0, sum(found.values()) - sum(self.seconds.values())) / max(1e-9, sum(ahead.values()))
+        self.seconds |= {state: self.seconds.get(state, 0.0) + s * min(1.0, share) for state, s in ahead.items()}
+        started_s = job.last_message_s - sum(self.seconds.values())
+        return msgspec.structs.replace(job, states=dict(self.seconds), attempts=self.attempts, started_s=started_s)
 
 
 class WorkerIo(msgspec.Struct, frozen=True):

@@ -86,6 +86,7 @@ class FakeHook:
         worker_pids: tuple[int, ...] = (),
         start_ticks: int = 77,
         first_step: int | None = None,
+        rewinds: tuple[tuple[int, int], ...] = (),
     ) -> wire.Hello:
         return wire.Hello(
             origin=self.origin(),
@@ -104,6 +105,7 @@ class FakeHook:
             versions={"gpuwatch": "0.1.0"},
             tags={"team": "vision"},
             first_step=first_step,
+            rewinds=rewinds,
         )
 
     def message(self, activity: str = "step") -> wire.Steps:

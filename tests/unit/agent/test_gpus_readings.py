@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch import wire
-from gpuwatch.diagnosis.rates import dense_peak
 from gpuwatch.diagnosis.window import MemoryTrend
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.gpus import GpuAccount
-from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts
+from gpuwatch_agent.gpus.readings import GpuTrends, dense_peak, gpu_facts
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.timeline import read_columns
 from gpuwatch_agent.runs.window import RecentSamples

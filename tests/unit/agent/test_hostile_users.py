@@ -161,7 +161,7 @@ def test_the_last_of_many_kept_runs_are_read(agent: WholeAgent, monkeypatch: pyt
     records = agent.history.reader.records()
     assert 5 < len(records) < 40 and any(run.run.startswith("9-") for run in records)
     count, size = agent.history._connection.execute("SELECT count(*), sum(length(record)) FROM run").fetchone()
-    assert len(records) < count < 200 and size <= 80_000
+    assert len(records) < count < 200 and size <= 88_000  # what five seconds add, and the limit
     check_honest(agent, hook)
 
 

@@ -316,7 +316,7 @@ def test_the_runs_of_a_job_whatever_its_scheduler_calls_it() -> None:
     attempt(node, 114, 5, run="alone", job="")  # not resumed: no job
     assert node.jobs.runs_of({"slurm-4712.0", "another"}) == {"llm-7": {"slurm-4712.0"}, "alone": set()}
     served = [
-        each.labels for each in job_samples(node.jobs.views(), node.jobs.runs_of(["slurm-4711.0", "slurm-4712.0"]))
+        each.labels for each in job_samples(node.jobs.views(True), node.jobs.runs_of(["slurm-4711.0", "slurm-4712.0"]))
     ]
     assert {each for each in served if "slurm" in each[-1]} == {("llm-7", "slurm-4711.0"), ("llm-7", "slurm-4712.0")}
 
@@ -384,6 +384,52 @@ def test_an_attempt_that_made_no_step_changes_no_count_and_one_of_unknown_steps_
     assert "lost" not in node.only().states
 
 
+def test_what_a_process_does_again_after_it_went_back_to_a_checkpoint_is_redone() -> None:
+    """It loads the checkpoint of step 40 at step 60, then that of step 20 at 50, and is killed; the next attempt resumes at 40."""
+    node, rewinds = Node(), ((60, 40), (70, 20))
+    hook = FakeHook(100 * S).spend("startup", 2 * S)
+
+    def take() -> api.Job:
+        for message in (
+            hook.hello(first_step=0, rewinds=rewinds[: (hook.steps >= 60) + (hook.steps >= 70)]),
+            hook.message(),
+        ):
+            node.runs.setdefault(("run-a", 0), Run("run-a", 0, BOOT)).apply(message, hook.at_ns, wall_s(hook.at_ns))
+        node.jobs.update(node.runs.values())
+        job = node.only()
+        assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+        return job
+
+    for done in range(1, 101):  # … 59, 40 … 49, 20 … 49
+        hook.step()
+        if done % 3 == 0 or done in (60, 70, 100):
+            job = take()
+            redone = max(0, done - 60) if done > 60 else 0
+            reached = done if done < 60 else done - 20 if done < 70 else done - 50
+            lost = 0 if done < 60 else 60 - max(reached, 20)
+            assert (job.redone_steps, job.lost_steps, job.numbers) == (redone, lost, (0, min(done, 60)))
+            assert job.states.get("redone", 0.0) + job.states.get("lost", 0.0) == pytest.approx((redone + lost) * 0.1)
+    attempt(node, 120, 30, first_step=40)
+    job = node.only()
+    assert (job.attempts, job.interruptions, job.redone_steps, job.lost_steps) == (2, 1, 40 + 20, 0)
+    assert job.numbers == (0, 70) and job.steps == 130
+
+
+@pytest.mark.parametrize("number", [1_000_000, 2**53, 7, -(2**53)])
+def test_a_process_that_goes_on_at_any_number_loses_and_redoes_no_more_than_it_did(number: int) -> None:
+    node, hook = Node(), FakeHook(100 * S).spend("startup", 2 * S)
+    for _ in range(35):
+        hook.step()
+    run = node.runs["run-a", 0] = Run("run-a", 0, BOOT)
+    for message in (hook.hello(first_step=0, rewinds=((30, number),)), hook.message()):
+        run.apply(message, hook.at_ns, wall_s(hook.at_ns))
+    attempt(node, 120, 10, first_step=30)
+    job = node.only()
+    assert (job.steps, job.lost_steps) == (45, 5 if number > 40 else 0) and job.redone_steps is not None
+    assert job.redone_steps <= 15 and min(job.states.values()) >= 0
+    assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s) == pytest.approx(23)
+
+
 def test_a_restart_s_parts() -> None:
     node = Node()
     attempt(node, 100, 10, first_step=0)  # to 103.0
@@ -439,7 +485,9 @@ def test_the_trials_of_a_sweep_are_no_restarts_to_an_alert(bye: bool, served: in
     for run in node.runs.values():
         run.status = ENDED if bye else LOST
     node.jobs.update(node.runs.values())
-    found = {each.metric: each.value for each in job_samples([node.only()], node.jobs.runs_of(node.only().runs))}
+    found = {
+        each.metric: each.value for each in job_samples(node.jobs.views(True), node.jobs.runs_of(node.only().runs))
+    }
     assert node.only().attempts == 4 and found["gpuwatch_job_attempts_total"] == served
 
 
@@ -633,10 +681,33 @@ def test_the_first_of_more_attempts_than_are_kept_are_counted_once() -> None:
     for _ in range(3):
         node.jobs.update(node.runs.values())
     assert (node.only().attempts, node.only().interruptions) == (MAX_ATTEMPTS + 5, MAX_ATTEMPTS + 4)
-    served = {each.metric: each.value for each in job_samples([node.only()], {node.only().job: []})}
+    served = {each.metric: each.value for each in job_samples(node.jobs.views(True), {node.only().job: []})}
     assert served["gpuwatch_job_attempts_total"] == MAX_ATTEMPTS + 5  # JobRestartLoop counts on it to grow
     (run,) = node.runs.values()
     assert run.job is not None and run.job.interruptions == MAX_ATTEMPTS - 1  # of those whose time is known
+
+
+@pytest.mark.parametrize("restarts", [40, MAX_ATTEMPTS + 70])
+def test_every_restart_of_one_run_counts_though_few_processes_are_kept(restarts: int) -> None:
+    """A record has the last 16 processes of a run, and an agent 256 attempts of a job; it is restarted after every 33."""
+    node, served = Node(), dict[tuple[str, ...], float]()
+    for again in range(restarts):
+        lives(node, 100 + 9 * again, 102 + 9 * again, 103 + 9 * again, first_step=5 * again, pid=again + 1)
+        (part,) = node.jobs.views(served=True)
+        samples = [each for each in job_samples([part], {part.job: []}) if each.metric.endswith("_total")]
+        now = {(each.metric, *each.labels): each.value for each in samples}
+        assert not {key: value for key, value in served.items() if now[key] < value}
+        served = now
+        if again % 33 == 32:
+            run = read_record(node.runs["run-a", 0].record() or b"")
+            node = Node()
+            node.jobs.update([run])
+            node.runs["run-a", 0] = run
+    job = node.only()
+    assert (job.attempts, job.steps, job.redone_steps) == (restarts, 10 * restarts, 5 * (restarts - 1))
+    assert job.numbers == (0, 5 * restarts + 5)
+    assert sum(job.states.values()) == pytest.approx(9 * restarts - 8) == job.last_message_s - job.started_s
+    assert sum(part.states.values()) == pytest.approx(9 * restarts - 8)
 
 
 def test_a_name_that_is_used_every_night_counts_the_attempts_of_its_last_job_alone() -> None:
@@ -684,7 +755,7 @@ def test_a_smaller_first_step_than_any_checkpoint_redoes_all() -> None:
     assert (node.only().redone_steps, node.only().lost_steps) == (30, 60)
 
 
-def test_a_job_whose_first_attempts_are_no_longer_known_closes() -> None:
+def test_a_job_whose_first_attempts_are_no_longer_known_has_their_sums() -> None:
     node = Node()
     attempt(node, 100, 60, first_step=0, run="run-a")
     attempt(node, 114, 50, first_step=40, run="run-b")
@@ -692,10 +763,10 @@ def test_a_job_whose_first_attempts_are_no_longer_known_closes() -> None:
     assert record is not None
     later = Node()
     later.jobs.update([read_record(record)])
-    job = later.only()
-    assert (job.attempts, job.redone_steps) == (1, 20)
-    assert job.states["redone"] == pytest.approx(2.0)
-    assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+    job, known = later.only(), node.only()
+    assert (job.attempts, job.steps, job.redone_steps, job.numbers) == (2, 110, 20, (0, 90))
+    assert job.states == pytest.approx(known.states | {"startup": 2.0}) and job.states["redone"] == pytest.approx(2.0)
+    assert (job.started_s, job.goodput_ratio) == pytest.approx((known.started_s, known.goodput_ratio))
 
 
 def requeued(

@@ -7,12 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuwatch.diagnosis.rates import dense_peak
 from gpuwatch.metrics import Sample
 from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors.drivers import DriverCollector, GpuDevice
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading, GpuRecord
-from gpuwatch_agent.gpus.readings import gpu_readings
+from gpuwatch_agent.gpus.readings import dense_peak, gpu_readings
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs.window import RecentSamples
 from tests.unit.agent.hooks import BOOT, S

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.diagnosis.rates import DENSE_PEAKS, Done, Throughput, declared, dense_peak, throughput
+from gpuwatch.diagnosis.rates import Done, Throughput, declared, throughput
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import Flops
+from gpuwatch_agent.gpus.readings import DENSE_PEAKS, dense_peak
 from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, states_ms, turn
 
 

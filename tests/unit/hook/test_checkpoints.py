@@ -229,6 +229,37 @@ def test_the_global_step_is_known_as_a_checkpoint_has_it(watch: Watch, clock: Cl
     assert watch.session.publisher.accounts.first_step == 40
 
 
+@pytest.mark.parametrize("load", ["a phase", "torch.load"])
+def test_a_step_that_is_given_after_a_load_says_where_the_training_goes_on(
+    watch: Watch, clock: Clock, load: str
+) -> None:
+
+    def run(batches: int, start: int, taken: int | None = None, loads: bool = False) -> None:
+        if loads and load == "a phase":
+            with watch.phase("checkpoint_load"):
+                clock.sleep_ms(5)
+        elif loads:
+            save_and_load(clock)
+        for number, _ in enumerate(watch.steps([BATCH] * batches, start=start), 1):
+            clock.sleep_ms(10)
+            if number == taken:
+                break
+
+    run(20, start=10)  # 10 … 29
+    run(8, start=10)  # a loop gives each pass the same number: 30 … 37
+    run(2, start=20)  # or one of other units, and loads nothing
+    run(10, start=10, loads=True)  # whose data are loaded by torch.load: 40 … 49
+    run(20, start=40, taken=5, loads=True)  # 40 … 44
+    run(3, start=45, loads=True)  # of another model: it goes on at 45
+    run(3, start=0, loads=True)  # another training, such as the next fold: 48 … 50
+    run(2, start=20, loads=True)
+    accounts = watch.session.publisher.accounts
+    assert (accounts.first_step, accounts.rewinds) == (10, ((40, 40), (51, 20)))
+    for _ in range(100):
+        run(1, start=20, loads=True)
+    assert len(accounts.rewinds) == wire.MAX_REWINDS
+
+
 def test_the_global_step_is_given_to_the_one_line_too(watch: Watch) -> None:
     with watch:
         assert len(list(gpuwatch.watch([BATCH] * 2, start=40))) == 2
