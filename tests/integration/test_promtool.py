@@ -300,6 +300,22 @@ def test_alert(tmp_path: Path, path: Path) -> None:
         ),
         ("\n        unless run_rank:gpuwatch_steps:increase1m > 0", "", "RunStalled", "quiet: one slow"),
         ('{state=~"eval|checkpoint|compile"}[2m])', '{state="none"}[2m])', "RunHung", "quiet: two ranks"),
+        (
+            ">= 0.02 * count by (job) (run:gpuwatch_run_up:max",
+            ">= 2 * count by (job) (run:gpuwatch_run_up:max",
+            "ManyRunsStalled",
+            "fires: the",
+        ),
+        ("            - 900\n", "            - 9000\n", "ManyRunsStalled", "quiet: eight runs stop and"),
+        ('FOR_STATE{alertname="ManyRunsStalled"}', 'FOR_STATE{alertname="none"}', "ManyRunsStalled", "fires: until"),
+        (
+            "last_over_time(run:gpuwatch_run_stopped:timestamp[5m]) and",
+            "vector(0) and",
+            "ManyRunsStalled",
+            "quiet: eight runs stop and",
+        ),
+        ("for: 30s\n", "for: 0s\n", "ManyRunsStalled", "quiet: eight runs stop for"),
+        (":timestamp) >= 5\n", ":timestamp) >= 4\n", "ManyRunsStalled", "quiet: four"),
         ("gpuwatch_gpu_last_xid == 45", "gpuwatch_gpu_last_xid == 44", "GpuXid", "quiet: an XID"),
         ("time() - gpuwatch_gpu_last_xid_timestamp_seconds < 300", "gpuwatch_gpu_last_xid", "GpuXid", "fires: the run"),
         (
@@ -424,6 +440,7 @@ def test_alert(tmp_path: Path, path: Path) -> None:
         ("unless on () site:gpuwatch_agents:drained", "", "GpuwatchAgentDown", "quiet: an autoscaler"),
         ("or last_over_time(site:gpuwatch_agents:drained[5m])", "", "GpuwatchAgentDown", "quiet: an autoscaler"),
         ('state=~"free|allocated_unused"', 'state="none"', "GpuwatchTelemetryLost", "quiet: jobs that are cancelled"),
+        ("or last_over_time(gpuwatch_run_job_over[5m])", "", "GpuwatchTelemetryLost", "quiet: no allocations"),
         (
             "gpu, UUID, job_id) gpuwatch_gpu_owner_info",
             "gpu, UUID, job_id, run) gpuwatch_gpu_owner_info",
@@ -437,6 +454,12 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "fires: a process dies",
         ),
         ("timestamp_seconds[5m]) / 300, 0)", "timestamp_seconds[5m]) / 300, -9)", "recording", "quiet: a node's clock"),
+        (
+            "unless on (UUID) (gpuwatch_gpu_processes and on (job, instance) up)",
+            "",
+            "GpuwatchAgentDown",
+            "quiet: a node with a run",
+        ),
         (
             "unless on (job, instance) up\n",
             'unless on (job, instance) up{job="gpuwatch"}\n',
@@ -536,7 +559,7 @@ def _needed(groups: Sequence[Mapping[str, Any]], texts: Collection[str]) -> list
 
 def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
-    assert "14 inhibit rules" in output
+    assert "15 inhibit rules" in output
     assert "5 receivers" in output
 
 
