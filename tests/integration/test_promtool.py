@@ -306,7 +306,7 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "ManyRunsStalled",
             "fires: the",
         ),
-        ("            - 900\n", "            - 9000\n", "ManyRunsStalled", "quiet: eight runs stop and"),
+        ("        - 900\n      )", "        - 9000\n      )", "ManyRunsStalled", "quiet: eight runs stop and"),
         ('FOR_STATE{alertname="ManyRunsStalled"}', 'FOR_STATE{alertname="none"}', "ManyRunsStalled", "fires: until"),
         (
             "last_over_time(run:gpuwatch_run_stopped:timestamp[5m]) and",
@@ -342,8 +342,8 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "stale: the GPU",
         ),
         (
-            '"gpuwatch"} == 0\n      or last_over_time',
-            '"gpuwatch"} == 0\n      unless last_over_time',
+            'up{job=~"gpuwatch"} == 0\n',
+            'up{job=~"gpuwatch"} == 2\n',
             "GpuwatchAgentDown",
             "fires: an agent that does",
         ),
