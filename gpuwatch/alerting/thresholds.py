@@ -98,6 +98,7 @@ class AlertThresholds:
     telemetry_window_s: float = 300
     telemetry_for_s: float = 60
     agent_frozen_window_s: float = 120  # An agent with no new sample for so long is down. More than a scrape interval.
+    agent_answers_ratio: float = 0.5  # Share of the scrapes that an agent must answer, which may crash again and again.
     agent_down_for_s: float = 60
     gone_window_s: float = 3600  # For how long a node is alerted on that vanished from discovery with GPUs in use.
     keep_firing_for_s: float = 900
@@ -158,9 +159,8 @@ class Prices:
     kwh: float | None = None  # Of the energy that the GPUs use; shown with it, and no part of other costs.
 
     def __post_init__(self) -> None:
-        given = {"gpu_hour": self.gpu_hour, "kwh": self.kwh}
-        prices = {name: price for name, price in given.items() if price is not None}
-        for name, price in {**prices, **self.models}.items():
+        own = {name: price for name in ("gpu_hour", "kwh") if (price := getattr(self, name)) is not None}
+        for name, price in {**own, **self.models}.items():
             if isinstance(price, bool) or not isinstance(price, (int, float)) or not price > 0:
                 raise ConfigError(
                     f"{name} = {price!r}: the price of a {'kWh' if name == 'kwh' else 'GPU-hour'} must be above 0"

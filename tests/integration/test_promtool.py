@@ -455,6 +455,24 @@ def test_alert(tmp_path: Path, path: Path) -> None:
         ),
         ("timestamp_seconds[5m]) / 300, 0)", "timestamp_seconds[5m]) / 300, -9)", "recording", "quiet: a node's clock"),
         (
+            'or avg_over_time(up{job=~"gpuwatch"}[5m]) < 0.5',
+            "or vector(0) > 1",
+            "GpuwatchAgentDown",
+            "fires: an agent crashes",
+        ),
+        (
+            'resets(up{job=~"gpuwatch"}[5m]) > 1',
+            'resets(up{job=~"gpuwatch"}[5m]) > 0',
+            "GpuwatchAgentDown",
+            "fires: an agent crashes",
+        ),
+        (
+            "count by (job, instance, run) (gpuwatch_run_up == 1)\n",
+            "count by (job, instance, run) (gpuwatch_run_up == 2)\n",
+            "GpuwatchTelemetryLost",
+            "fires: a job is suspended",
+        ),
+        (
             "unless on (UUID) (gpuwatch_gpu_processes and on (job, instance) up)",
             "",
             "GpuwatchAgentDown",
