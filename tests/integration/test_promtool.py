@@ -319,8 +319,8 @@ def test_alert(tmp_path: Path, path: Path) -> None:
         ("gpuwatch_gpu_last_xid == 45", "gpuwatch_gpu_last_xid == 44", "GpuXid", "quiet: an XID"),
         ("time() - gpuwatch_gpu_last_xid_timestamp_seconds < 300", "gpuwatch_gpu_last_xid", "GpuXid", "fires: the run"),
         (
-            "topk by (job, instance, gpu, UUID) (1,\n      gpuwatch_gpu_owner_info\n",
-            "sum without () (\n      gpuwatch_gpu_owner_info\n",
+            "topk by (job, instance, gpu, UUID) (1,\n      gpuwatch_gpu_owner_info and",
+            "sum without () (\n      gpuwatch_gpu_owner_info and",
             "GpuHeldIdle",
             "fires: an owner",
         ),
