@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from gpuwatch.alerting.render import Rule, alerts, duration, groups, names, template
+from gpuwatch.alerting.render import TEMPLATES, Rule, alerts, duration, groups, names, template
 from gpuwatch.alerting.thresholds import SHARED, AlertThresholds
 
 RUNBOOKS = Path(__file__).parents[1] / "docs/runbooks"
@@ -53,9 +53,10 @@ def page() -> str:
 
 def keys(rule: Rule) -> list[str]:
     """Return the fields of AlertThresholds that an alert depends on, through the recorded series that it reads too."""
-    recording = template("recording.yml")
-    recorded = [each for group in recording["groups"] for each in group["rules"] if "when" not in each]
-    texts = recording["texts"] | template("alerts.yml")["texts"]
+    templates = [template(name) for name in TEMPLATES]
+    rules = (each for one in templates for group in one["groups"] for each in group["rules"])
+    recorded = [each for each in rules if "record" in each and "when" not in each]
+    texts = {name: text for one in templates for name, text in one["texts"].items()}
     found, todo, done = set(), [rule["expr"], str(rule.get("for"))], set()
     while todo:
         text = todo.pop()

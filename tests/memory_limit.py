@@ -36,6 +36,23 @@ def memory_limit(mib: int) -> Iterator[tuple[str, ...]]:
     yield scope
 
 
+@contextmanager
+def job_group() -> Iterator[Path]:
+    """Give a control group that is named like that of Slurm's job 7, which may be removed; skips where none can be made."""
+    first_version = _CGROUPS / "memory"
+    around = (first_version if first_version.is_dir() else _CGROUPS) / f"gpuwatch-test-{os.getpid()}"
+    group = around / "job_7"
+    try:
+        group.mkdir(parents=True)
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        yield group
+    finally:
+        for folder, _, _ in os.walk(around, topdown=False):
+            _removed(Path(folder))
+
+
 def _made(mib: int) -> tuple[Path | None, str]:
     """Return (a new group that is limited, ""), or (None, why there is none)."""
     first_version = _CGROUPS / "memory"

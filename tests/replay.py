@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -42,7 +43,11 @@ def parsed(text: str) -> Any:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-OPTIONS = ("--web.enable-remote-write-receiver", "--rules.alert.resend-delay=3s")
+BEFORE_S = 30.0
+"""How long before its moment a scenario begins to be live. In this time the recording rules go on from what was written of the past."""
+DEPTH = 4
+"""How many groups of rules read each other in a chain: those of GPUs, owners' states, levels, and what reads them."""
+OPTIONS = ("--web.enable-remote-write-receiver", "--rules.alert.resend-delay=15s")
 CONFIG = {
     "global": {"evaluation_interval": "2s"},
     "rule_files": ["rules.yml"],
@@ -123,9 +128,9 @@ class Site:
         self.prometheus = prometheus
         self.scenarios = scenarios
         self.is_over = False
-        self._written_s = float(int(time.time()))
+        self._began_s = self._written_s = float(int(time.time()))
         for each in scenarios:
-            each.begin_s = self._written_s - each.now_s
+            each.begin_s = self._written_s - each.now_s + BEFORE_S
 
     def record(self, rules: Sequence[Mapping[str, Any]], step_s: int = 30) -> None:
         """Write the past: what was measured, and what recording rules made of it, in their order, each `step_s`."""
@@ -157,15 +162,32 @@ class Site:
         return found
 
     def evaluate(self, rules: str) -> None:
-        """Give Prometheus these rules in place of those that it has."""
-        (self.prometheus.log.parent / "rules.yml").write_text(rules)
+        """Give Prometheus these rules in place of those that it has: first those that record, and the alerts at the scenarios' moment.
+
+        An alert, which fires here after seconds instead of minutes, would otherwise have its text before the series that it names.
+        """
+        moment_s = self._began_s + BEFORE_S
+        self._load([group for group in parsed(rules)["groups"] if not any("alert" in rule for rule in group["rules"])])
+        for _ in range(DEPTH):
+            began_s = time.time()
+            wait_for("each group is evaluated once more", lambda: self._evaluated_since(began_s), 60)  # noqa: B023
+        time.sleep(max(0.0, moment_s - time.time()))
+        self._load(parsed(rules)["groups"])
+
+    def _load(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        (self.prometheus.log.parent / "rules.yml").write_text(json.dumps({"groups": groups}))
         self.prometheus.process.send_signal(signal.SIGHUP)
-        names = {group["name"] for group in parsed(rules)["groups"]}
+        names = {group["name"] for group in groups}
+        wait_for("the rules are loaded", lambda: {group["name"] for group in self._groups()} == names, 30)
 
-        def loaded() -> bool:
-            return {group["name"] for group in self.prometheus.get("/api/v1/rules")["data"]["groups"]} == names
+    def _groups(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.prometheus.get("/api/v1/rules")["data"]["groups"]
+        return found
 
-        wait_for("the rules are loaded", loaded, 30)
+    def _evaluated_since(self, began_s: float) -> bool:
+        """Return whether each group was evaluated, and that began after this unix time."""
+        last = (re.sub(r"\.\d+", "", group["lastEvaluation"]).replace("Z", "+00:00") for group in self._groups())
+        return all(datetime.fromisoformat(each).timestamp() > began_s for each in last)
 
     @contextmanager
     def going_on(self) -> Iterator[None]:

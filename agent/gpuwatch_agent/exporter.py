@@ -49,6 +49,7 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
         "gpuwatch_samples_total": counts.samples if counts.samples >= 0 else None,
         "gpuwatch_tokens_total": counts.tokens if counts.tokens >= 0 else None,
         "gpuwatch_run_up": float(run.status == RUNNING and run.activity != "silent"),
+        "gpuwatch_run_job_over": 1 if run.job_over else None,
         "gpuwatch_step_records_lost_total": run.lost,
         "gpuwatch_loader_worker_cpu_seconds_total": run.worker_cpu_s if has_workers else None,
         "gpuwatch_loader_workers": workers.count(run) if has_workers else None,

@@ -229,6 +229,7 @@ class Sampler(Background):
 
     def _samples(self, runs: Sequence[Run], over: Sequence[Run], offset_ns: int, now_s: float) -> list[Sample]:
         samples: list[Sample] = [Sample("gpuwatch_run_up", 0, (r.run, str(r.rank))) for r in over]
+        samples += [Sample("gpuwatch_run_job_over", 1, (r.run, str(r.rank))) for r in over if r.job_over]
         # Of nodes with ranks of a job one serves it; once scrapes took its last values, only where another attempt is to be expected.
         names = {run.run for run in (*runs, *(one for one in over if not one.ended_well)) if run.rank == 0}
         served = (job for job in self._jobs.views(served=True) if job.runs[-1] in names)

@@ -33,7 +33,8 @@ def template(name: str) -> dict[str, Any]:
 
 def alerts() -> dict[str, Rule]:
     """Return the alerts by name, as the template has them."""
-    return {rule["alert"]: rule for group in template("alerts.yml")["groups"] for rule in group["rules"]}
+    rules = (rule for group in template("alerts.yml")["groups"] for rule in group["rules"])
+    return {rule["alert"]: rule for rule in rules if "alert" in rule}
 
 
 def severity(alert: str) -> Severity:
@@ -62,8 +63,9 @@ def render(thresholds: AlertThresholds | None = None, prices: Prices | None = No
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, text)
-    content = {"groups": groups(thresholds, prices)}
-    body = yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+    body = yaml.dump(
+        {"groups": groups(thresholds, prices)}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000
+    )
     return "# Written by `gpuwatch rules` from the templates in gpuwatch/alerting: change it there.\n" + body
 
 
@@ -82,16 +84,14 @@ def filled(template: Mapping[str, Any], thresholds: AlertThresholds, prices: Pri
     if prices.gpu_hour is not None:
         active |= {"any_price", "prices_by_model" if prices.models else "one_price"}
     for group in template["groups"]:
-        for of_group in group.get("for_each", [{}]):
-            head = {key: value for key, value in group.items() if key not in ("for_each", "rules")}
-            rules = [
-                entry
-                for rule in group["rules"]
-                if rule.get("when") in active
-                for of_rule in rule.get("for_each", [{}])
-                for entry in _rules(rule, values | of_group | _fill(of_rule, values), thresholds)
-            ]
-            yield _fill(head, values | of_group) | {"rules": rules}
+        rules = [
+            entry
+            for rule in group["rules"]
+            if rule.get("when") in active
+            for of_rule in rule.get("for_each", [{}])
+            for entry in _rules(rule, values | _fill(of_rule, values))
+        ]
+        yield _fill({key: value for key, value in group.items() if key != "rules"}, values) | {"rules": rules}
 
 
 def names(value: Any) -> set[str]:
@@ -99,7 +99,7 @@ def names(value: Any) -> set[str]:
     return set(_NAME.findall(str(value)))
 
 
-def _rules(rule: Rule, values: Mapping[str, str], thresholds: AlertThresholds) -> list[Rule]:
+def _rules(rule: Rule, values: Mapping[str, str]) -> list[Rule]:
     """Return a rule, filled in; before an alert that its expression holds the record of its condition."""
     entry: Rule = _fill({key: value for key, value in rule.items() if key not in ("when", "for_each")}, values)
     # 0s is what Prometheus takes where the key is missing.
@@ -108,26 +108,18 @@ def _rules(rule: Rule, values: Mapping[str, str], thresholds: AlertThresholds) -
     if own is None and by is None:
         return [entry]
     record = {"record": f"alert:{entry['alert']}:value", "expr": entry["expr"]}
-    return [record, entry | {"expr": _held(entry["alert"], record["record"], own, by or own, over, values, thresholds)}]
+    return [record, entry | {"expr": _held(entry["alert"], own, by or own, over, values)}]
 
 
-def _held(
-    alert: str,
-    record: str,
-    own: str | None,
-    by: str,
-    over: str | None,
-    values: Mapping[str, str],
-    thresholds: AlertThresholds,
-) -> str:
+def _held(alert: str, own: str | None, by: str, over: str | None, values: Mapping[str, str]) -> str:
     """Return the expression of an alert: held like keep_firing_for, but not past the end of the run or job, nor where `over` has a series; of
     `run_alert` with its owner.
 
     A rule cannot resolve an alert that keep_firing_for holds. What fired at the last evaluation is in the series ALERTS.
     """
     ended = _fill("${ended_job}" if "job_id" in by else "${ended_run}", values)
-    held = record
-    if thresholds.keep_firing_for_s:
+    held = record = f"alert:{alert}:value"
+    if values["keep_firing_for"] != "0s":
         held = (
             f"(\n  {record}\n  or last_over_time({record}[{values['keep_firing_for']}])"
             f'\n  and on ({by}) ALERTS{{alertname="{alert}",alertstate="firing"}}'
@@ -158,7 +150,6 @@ def _changes(alert: str) -> dict[str, str]:
 
 
 def _fill(value: Any, values: Mapping[str, str]) -> Any:
-
     def one(match: re.Match[str]) -> str:
         if match[1] not in values:
             raise ConfigError(f"{match[0]} in {match.string!r}: neither a threshold nor a text of the template")
@@ -180,13 +171,9 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     for group, most_s in (*_INTERVALS_S.items(), ("states", thresholds.ledger_window_s / 3)):
         values[f"{group}_interval"] = duration(min(most_s, thresholds.ledger_window_s))
     values["own_runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
-    values["runbooks"] = (
-        values["own_runbooks"] if thresholds.runbooks != RUNBOOKS else RUNBOOKS.replace("127.0.0.1:9478", "${agent}")
-    )
-    phases = (
-        getattr(thresholds, f"phase_{state}_s")
-        for state in ("eval", "checkpoint", "startup", "other", "compile", "step")
-    )
+    of_agents = RUNBOOKS.replace("127.0.0.1:9478", "${agent}")
+    values["runbooks"] = of_agents if thresholds.runbooks == RUNBOOKS else values["own_runbooks"]
+    phases = [value for name, value in asdict(thresholds).items() if re.fullmatch(r"phase_(?!for)\w+_s", name)]
     values["longest_phase_s"] = f"{max(phases):g}"
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
     values["sweep_before"], values["sweep_memory"] = (duration(n * thresholds.sweep_window_s) for n in (2, 3))

@@ -61,6 +61,10 @@ class AlertThresholds:
     stalled_window_s: float = 120
     stalled_for_s: float = 60
     hung_for_s: float = 120
+    many_stalled_runs: float = 5  # How many runs must stop within the window to be one alert about the site.
+    many_stalled_ratio: float = 0.02  # And what share of the runs.
+    many_stalled_window_s: float = 900
+    many_stalled_for_s: float = 30  # Below that of the runs' own alerts, so that it inhibits them before they are sent.
     busy_ratio: float = Thresholds.gpu_busy  # Utilisation from which a GPU claims to be busy.
     busy_window_s: float = 600
     busy_for_s: float = 120
@@ -94,6 +98,7 @@ class AlertThresholds:
     telemetry_window_s: float = 300
     telemetry_for_s: float = 60
     agent_frozen_window_s: float = 120  # An agent with no new sample for so long is down. More than a scrape interval.
+    agent_answers_ratio: float = 0.5  # Share of the scrapes that an agent must answer, which may crash again and again.
     agent_down_for_s: float = 60
     gone_window_s: float = 3600  # For how long a node is alerted on that vanished from discovery with GPUs in use.
     keep_firing_for_s: float = 900
@@ -115,14 +120,12 @@ class AlertThresholds:
             if not is_right:
                 raise ConfigError(f"{name} = {shown}: {needed}")
         if self.keep_firing_for_s > 3600:
-            raise ConfigError(
-                f"keep_firing_for_s = {self.keep_firing_for_s:g}: at most 3600, or a fixed problem is shown for too long"
-            )
-        if self.starved_for_s > self.starved_window_s - self.starved_min_training_s:
-            raise ConfigError(
-                f"starved_for_s = {self.starved_for_s}: must be at most starved_window_s - starved_min_training_s "
-                f"({self.starved_window_s - self.starved_min_training_s}), or short spells of training never fire"
-            )
+            needed = "at most 3600, or a fixed problem is shown for too long"
+            raise ConfigError(f"keep_firing_for_s = {self.keep_firing_for_s:g}: {needed}")
+        most_s = self.starved_window_s - self.starved_min_training_s
+        if self.starved_for_s > most_s:
+            needed = f"at most starved_window_s - starved_min_training_s ({most_s}), or short spells never fire"
+            raise ConfigError(f"starved_for_s = {self.starved_for_s}: must be {needed}")
 
 
 SHARED = {
@@ -139,8 +142,7 @@ _TEXTS = {"job": _WORDS, "throttle_reasons": _WORDS, "runbooks": _URL, "dashboar
 _BOUNDS = {
     "ratio": (0, 1, "a share must be above 0 and at most 1"),
     "factor": (1, math.inf, "a factor must be above 1"),
-    "gpus": (0, math.inf, "must be above 0"),
-    "runs": (0, math.inf, "must be above 0"),
+    **dict.fromkeys(("gpus", "runs"), (0, math.inf, "must be above 0")),
     "s": (0, math.inf, "a duration in seconds must be positive"),
 }
 """By the last part of a name: (above this, at most that, what is needed)."""
@@ -157,9 +159,8 @@ class Prices:
     kwh: float | None = None  # Of the energy that the GPUs use; shown with it, and no part of other costs.
 
     def __post_init__(self) -> None:
-        given = {"gpu_hour": self.gpu_hour, "kwh": self.kwh}
-        prices = {name: price for name, price in given.items() if price is not None}
-        for name, price in {**prices, **self.models}.items():
+        own = {name: price for name in ("gpu_hour", "kwh") if (price := getattr(self, name)) is not None}
+        for name, price in {**own, **self.models}.items():
             if isinstance(price, bool) or not isinstance(price, (int, float)) or not price > 0:
                 raise ConfigError(
                     f"{name} = {price!r}: the price of a {'kWh' if name == 'kwh' else 'GPU-hour'} must be above 0"

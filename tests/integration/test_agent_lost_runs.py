@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.agent_process import Agent, Trainer, run_states
+from tests.memory_limit import job_group
 from tests.servers import wait_for
 
 
@@ -73,3 +74,27 @@ def test_agent_that_was_stopped_takes_the_waiting_messages_first(tmp_path: Path)
         run = agent.wait_run("patient", status="ended", timeout_s=5)
         assert run["states"] == pytest.approx(report["states"], abs=1e-6)
         wait_for("ready again", lambda: agent.get_text("/readyz") == "ok\n", 5)
+
+
+def test_a_cancelled_job_is_over_with_its_control_group_and_a_program_that_is_killed_is_not(tmp_path: Path) -> None:
+    with (
+        job_group() as group,
+        Agent(tmp_path) as agent,
+        Trainer(agent, run="cancelled") as cancelled,
+        Trainer(agent, run="killed") as killed,
+    ):
+        step = group / "step_0"
+        step.mkdir()
+        (step / "cgroup.procs").write_text(str(cancelled.pid))
+        for trainer in (cancelled, killed):
+            agent.wait_run(trainer.run, activity="data_wait")
+        time.sleep(1.5)
+        for trainer in (cancelled, killed):
+            trainer.signal(signal.SIGTERM)
+            trainer.process.wait(10)
+            agent.wait_run(trainer.run, status="lost", timeout_s=8)
+        assert ("gpuwatch_run_job_over", "cancelled", "0") not in agent.metrics(), "its job goes on"
+        for each in (step, group):
+            each.rmdir()
+        wait_for("the job is over", lambda: agent.metrics().get(("gpuwatch_run_job_over", "cancelled", "0")) == 1, 5)
+        assert ("gpuwatch_run_job_over", "killed", "0") not in agent.metrics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,9 @@ from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
 from tests.integration.test_alertmanager import STARVED, post, quick_config
 from tests.receivers import webhook
+from tests.replay import CONFIG as REPLAY_CONFIG
+from tests.replay import OPTIONS as REPLAY_OPTIONS
+from tests.replay import STALE, write
 from tests.servers import Server, free_port, prometheus_config, start_alertmanager, start_prometheus, wait_for
 
 
@@ -39,6 +43,45 @@ def test_an_alert_that_fires_while_alertmanager_is_away_is_told_when_it_is_back(
         with start_alertmanager(tmp_path / "am", port=port) as alertmanager:
             reported = wait_for("it is delivered", lambda: alertmanager.get("/api/v2/alerts"), 120)
     assert [alert["labels"]["alertname"] for alert in reported] == ["GpuwatchAgentDown"]
+
+
+def test_no_rule_fails_after_a_restart_of_prometheus_in_which_gpus_changed_their_owners(tmp_path: Path) -> None:
+    """What was there before the restart, on pages and recorded, is there for five more minutes, as nothing ends it."""
+    rules = re.sub(r"(?m)^( +interval: )\w+$", r"\g<1>2s", render())
+    gpu = {"job": "gpuwatch", "instance": "n1:9478", "gpu": "0", "UUID": "GPU-0"}
+    free, run = gpu, {**gpu, "run": "r1", "rank": "0", "user": "alice", "job_id": "7"}
+
+    def go_on(prometheus: Server, owner: dict[str, str], ended: dict[str, str] | None = None) -> None:
+        """Write of a GPU until it has been recorded some times."""
+        if ended is not None:
+            write(prometheus, [({"__name__": "gpuwatch_gpu_owner_info", **ended}, [(time.time(), STALE)])])
+        for _ in range(8):
+            now = time.time()
+            series = [
+                ({"__name__": "gpuwatch_gpu_owner_info", **owner}, [(now, 1.0)]),
+                ({"__name__": "gpuwatch_gpu_seconds_total", **gpu, "state": "compute"}, [(now, now)]),
+                ({"__name__": "gpuwatch_gpu_ledger_watermark_timestamp_seconds", **gpu}, [(now, now)]),
+            ]
+            write(prometheus, series)
+            time.sleep(1)
+
+    def owners(prometheus: Server) -> list[dict[str, str]]:
+        answer = prometheus.get("/api/v1/query", query="gpu:gpuwatch_gpu_owner_info:one")
+        return [each["metric"] for each in answer["data"]["result"]]
+
+    def failed(prometheus: Server) -> list[str]:
+        found = prometheus.get("/api/v1/rules")["data"]["groups"]
+        return [rule["lastError"] for group in found for rule in group["rules"] if rule["health"] == "err"]
+
+    config = json.dumps(REPLAY_CONFIG)
+    with start_prometheus(tmp_path / "p", config, rules, REPLAY_OPTIONS) as prometheus:
+        go_on(prometheus, free)
+        go_on(prometheus, run, ended=free)
+        assert [each["run"] for each in owners(prometheus)] == ["r1"]
+    with start_prometheus(tmp_path / "p", config, rules, REPLAY_OPTIONS) as prometheus:
+        go_on(prometheus, free)
+        assert failed(prometheus) == []
+        assert len(owners(prometheus)) == 1
 
 
 def test_two_prometheus_that_read_the_same_agents_send_one_alert(tmp_path: Path) -> None:

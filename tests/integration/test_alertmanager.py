@@ -66,6 +66,13 @@ ALERTS = [
     {"alertname": "StepTimeRegressed", "instance": "n12", "run": "r18", "user": "alice"},
     {"alertname": "StepTimeRegressed", "instance": "n12", "run": "r19", "user": "bob"},
     {"alertname": "StepTimeRegressed", "run": "r20", "user": "alice"},
+    {"alertname": "ManyRunsStalled", "job": "gpuwatch"},
+    {"alertname": "RunStalled", "job": "gpuwatch", "run": "r21"},
+    {"alertname": "RunHung", "job": "gpuwatch", "run": "r22"},
+    {"alertname": "PhaseStuck", "job": "gpuwatch", "run": "r23", "state": "checkpoint"},
+    {"alertname": "GpuwatchTelemetryLost", "job": "gpuwatch", "run": "r24"},
+    {"alertname": "RunStalled", "job": "gpuwatch-b", "run": "r25"},
+    {"alertname": "RunStalled", "cluster": "b", "job": "gpuwatch", "run": "r26"},
 ]
 
 STARVED = {
@@ -144,6 +151,10 @@ def test_a_cause_silences_its_consequences_and_nothing_else(tmp_path: Path) -> N
         ("GPU-d", "GpuThrottled", "n12", "alice"),
         ("StepTimeRegressed", "n12", "r19", "bob"),
         ("StepTimeRegressed", "r20", "alice"),
+        ("ManyRunsStalled", "gpuwatch"),
+        ("GpuwatchTelemetryLost", "gpuwatch", "r24"),
+        ("RunStalled", "gpuwatch-b", "r25"),
+        ("RunStalled", "b", "gpuwatch", "r26"),
     }
 
 

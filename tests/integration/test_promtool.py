@@ -300,11 +300,27 @@ def test_alert(tmp_path: Path, path: Path) -> None:
         ),
         ("\n        unless run_rank:gpuwatch_steps:increase1m > 0", "", "RunStalled", "quiet: one slow"),
         ('{state=~"eval|checkpoint|compile"}[2m])', '{state="none"}[2m])', "RunHung", "quiet: two ranks"),
+        (
+            ">= 0.02 * count by (job) (run:gpuwatch_run_up:max",
+            ">= 2 * count by (job) (run:gpuwatch_run_up:max",
+            "ManyRunsStalled",
+            "fires: the",
+        ),
+        ("        - 900\n      )", "        - 9000\n      )", "ManyRunsStalled", "quiet: eight runs stop and"),
+        ('FOR_STATE{alertname="ManyRunsStalled"}', 'FOR_STATE{alertname="none"}', "ManyRunsStalled", "fires: until"),
+        (
+            "last_over_time(run:gpuwatch_run_stopped:timestamp[5m]) and",
+            "vector(0) and",
+            "ManyRunsStalled",
+            "quiet: eight runs stop and",
+        ),
+        ("for: 30s\n", "for: 0s\n", "ManyRunsStalled", "quiet: eight runs stop for"),
+        (":timestamp) >= 5\n", ":timestamp) >= 4\n", "ManyRunsStalled", "quiet: four"),
         ("gpuwatch_gpu_last_xid == 45", "gpuwatch_gpu_last_xid == 44", "GpuXid", "quiet: an XID"),
         ("time() - gpuwatch_gpu_last_xid_timestamp_seconds < 300", "gpuwatch_gpu_last_xid", "GpuXid", "fires: the run"),
         (
-            "topk by (job, instance, gpu, UUID) (1,\n      gpuwatch_gpu_owner_info\n",
-            "sum without () (\n      gpuwatch_gpu_owner_info\n",
+            "topk by (job, instance, gpu, UUID) (1,\n      gpuwatch_gpu_owner_info and",
+            "sum without () (\n      gpuwatch_gpu_owner_info and",
             "GpuHeldIdle",
             "fires: an owner",
         ),
@@ -326,8 +342,8 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "stale: the GPU",
         ),
         (
-            '"gpuwatch"} == 0\n      or last_over_time',
-            '"gpuwatch"} == 0\n      unless last_over_time',
+            'up{job=~"gpuwatch"} == 0\n',
+            'up{job=~"gpuwatch"} == 2\n',
             "GpuwatchAgentDown",
             "fires: an agent that does",
         ),
@@ -424,6 +440,7 @@ def test_alert(tmp_path: Path, path: Path) -> None:
         ("unless on () site:gpuwatch_agents:drained", "", "GpuwatchAgentDown", "quiet: an autoscaler"),
         ("or last_over_time(site:gpuwatch_agents:drained[5m])", "", "GpuwatchAgentDown", "quiet: an autoscaler"),
         ('state=~"free|allocated_unused"', 'state="none"', "GpuwatchTelemetryLost", "quiet: jobs that are cancelled"),
+        ("or last_over_time(gpuwatch_run_job_over[5m])", "", "GpuwatchTelemetryLost", "quiet: no allocations"),
         (
             "gpu, UUID, job_id) gpuwatch_gpu_owner_info",
             "gpu, UUID, job_id, run) gpuwatch_gpu_owner_info",
@@ -437,6 +454,30 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "fires: a process dies",
         ),
         ("timestamp_seconds[5m]) / 300, 0)", "timestamp_seconds[5m]) / 300, -9)", "recording", "quiet: a node's clock"),
+        (
+            'or avg_over_time(up{job=~"gpuwatch"}[5m]) < 0.5',
+            "or vector(0) > 1",
+            "GpuwatchAgentDown",
+            "fires: an agent crashes",
+        ),
+        (
+            'resets(up{job=~"gpuwatch"}[5m]) > 1',
+            'resets(up{job=~"gpuwatch"}[5m]) > 0',
+            "GpuwatchAgentDown",
+            "fires: an agent crashes",
+        ),
+        (
+            "count by (job, instance, run) (gpuwatch_run_up == 1)\n",
+            "count by (job, instance, run) (gpuwatch_run_up == 2)\n",
+            "GpuwatchTelemetryLost",
+            "fires: a job is suspended",
+        ),
+        (
+            "unless on (UUID) (gpuwatch_gpu_processes and on (job, instance) up)",
+            "",
+            "GpuwatchAgentDown",
+            "quiet: a node with a run",
+        ),
         (
             "unless on (job, instance) up\n",
             'unless on (job, instance) up{job="gpuwatch"}\n',
@@ -536,7 +577,7 @@ def _needed(groups: Sequence[Mapping[str, Any]], texts: Collection[str]) -> list
 
 def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
-    assert "14 inhibit rules" in output
+    assert "15 inhibit rules" in output
     assert "5 receivers" in output
 
 

@@ -4,6 +4,7 @@ The control group is its container's or job's, of version 1 or 2. Its series are
 the node itself, which the collectors cover.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,6 +167,8 @@ def group_samples(runs: Sequence[Run], table: ProcessTable) -> Iterator[Sample]:
 
 
 _Where = Literal["group", "around", "node"]
+_JOB_GROUP = re.compile(r"job_\d+|(.+-)?pod[0-9a-f_-]{32,36}(\.slice)?")
+"""Slurm's of a job, the kubelet's of a pod; steps and containers have theirs in it."""
 _MOST_SAMPLES = 30
 """A process alive for so many seconds without a message was not killed before them: a killed one is gone sooner."""
 
@@ -177,6 +180,7 @@ class _Group:
     kills: Mapping[Path, int] = field(default_factory=dict)
     """By folder of a group that counts them, the innermost first."""
     own: Path | None = None
+    job: Path | None = None  # that of the whole job or pod
     room: cgroup.MemoryRoom | None = None
     peak_bytes: int | None = None
 
@@ -192,7 +196,7 @@ class _Sample:
 
 
 class OomWatch:
-    """Follows the OOM kill counts of every running run."""
+    """Follows the OOM kill counts of every running run, and whether the control group of a lost run's job or pod is gone."""
 
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
@@ -206,13 +210,15 @@ class OomWatch:
         on_node = proc.oom_kills_on_node(self._table.procfs) if any(run.status == RUNNING for run in runs) else None
         for run in runs:
             seen = samples.get(run.key, [])
-            if run.status == LOST and seen:
-                run.oom = self._grown(seen)
+            if run.status == LOST:
+                run.oom = self._grown(seen) if seen else run.oom
+                run.job_over = run.job_over or (run.job_group is not None and not run.job_group.is_dir())
             elif run.status == RUNNING and run.hello is not None:
                 pid = self._table.host_pid(run.hello)
                 if pid is not None and (stat := self._table.stat(pid)) is not None:
                     sample = _Sample(now_ns, self._group(pid, groups), on_node, stat.resident_bytes)
                     seen = [*seen[1 - _MOST_SAMPLES :], sample]
+                    run.job_group = sample.group.job
                 # A kill may come right after a message: only a sample from before that has certainly not counted it.
                 before = [number for number, each in enumerate(seen) if each.at_ns <= run.heard_ns]
                 self._samples[run.key] = seen[before[-1] if before else 0 :]
@@ -227,7 +233,8 @@ class OomWatch:
             kills = {folder: count for folder in counting if (count := cgroup.kills_in(folder)) is not None}
             room = self._table.memory_room(pid)
             peak = None if room is None else cgroup.memory_bytes(room.folder, "peak")
-            known[folders[0]] = _Group(kills, folders[0], room, peak)
+            job = next((folder for folder in folders if _JOB_GROUP.fullmatch(folder.name)), None)
+            known[folders[0]] = _Group(kills, folders[0], job, room, peak)
         return known[folders[0]]
 
     def _grown(self, seen: Sequence[_Sample]) -> MemoryKills | None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -75,6 +76,7 @@ class Run(msgspec.Struct, eq=False):
     gpus: dict[str, str] = {}  # models of the GPUs that it held last, by UUID: its time is charged for them
     lent_s: float = 0.0  # seconds of its GPUs that are those of others, whose processes held them too
     oom: MemoryKills | None = None  # what the kernel's OOM killer did as the run was lost
+    job_over: bool = False  # it was lost, and the control group of its job or pod is gone
     energy_joules: dict[str, float] = {}  # its share of its GPUs' energy, by state of the GPU
     conclusion: Conclusion | None = None  # by its only process, at its end
     counted: Counted = msgspec.field(default_factory=Counted)  # its job's counters
@@ -86,6 +88,7 @@ class Run(msgspec.Struct, eq=False):
     fetch_cpu_ratio: float | None = None
     standstill: wire.Standstill | None = None
     heard_ns: int = 0  # when the last message arrived
+    job_group: Path | None = None  # the control group of its whole job or pod, which the scheduler removes at its end
     restored: bool = False  # nothing was heard of it since this agent started
     parts: list[RecentColumns] = msgspec.field(default_factory=lambda: [RecentColumns()])
     """The steps of the last minute, and after them those of later messages, which `steps` joins: that copies all of them."""
@@ -223,7 +226,7 @@ class Run(msgspec.Struct, eq=False):
         return self
 
     def _resume(self) -> None:
-        self.status, self.ended_s, self.oom, self.conclusion = RUNNING, None, None, None
+        self.status, self.ended_s, self.oom, self.conclusion, self.job_over = RUNNING, None, None, None, False
 
     def _end(self, status: str, ended_s: float, senders: Iterable[Sender]) -> None:
         """End the run; the step records that will not arrive any more are lost."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.host.proc import PAGE_BYTES
+from gpuwatch_agent.exporter import run_samples
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.workers import OomWatch
+from gpuwatch_agent.processes.workers import OomWatch, WorkerWatch
 from gpuwatch_agent.runs import Run, read_record
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S
 
@@ -168,3 +170,49 @@ def test_it_outlives_the_agent_and_ends_when_the_run_speaks_again(tmp_path: Path
     assert record.restore(BOOT, node.hook.at_ns, 0.0).oom == node.run.oom
     node.run.apply(node.hook.message(), node.hook.at_ns, 0.0)
     assert node.run.status == "running" and node.run.oom is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_job_is_over_once_its_own_group_is_gone_and_not_with_that_of_a_step(tmp_path: Path, version: int) -> None:
+    node = Node(tmp_path, version)
+    node.remove_group()
+    node.die()
+    assert not node.run.job_over, "a process died, and its job goes on"
+    shutil.rmtree((tmp_path / node.own).parent)
+    node.tick(S)
+    assert node.run.job_over
+    samples = {sample.metric: sample for sample in run_samples(node.run, WorkerWatch(node.table), 0)}
+    assert samples["gpuwatch_run_job_over"].value == 1
+    node.run.apply(node.hook.message(), node.hook.at_ns, 0.0)
+    assert not node.run.job_over, "it was requeued"
+
+
+@pytest.mark.parametrize(
+    ("unit", "inner", "is_over"),
+    [
+        (
+            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice",
+            "cri-containerd-{id}.scope",
+            True,
+        ),
+        ("kubepods/besteffort/pod{uid}", "{id}", True),
+        ("system.slice/slurmstepd.scope/job_7", "step_0/user/task_0", True),
+        ("system.slice/docker-{id}.scope", "", False),
+        ("user.slice/user-1000.slice/session-3.scope", "", False),
+    ],
+    ids=["pod by systemd", "pod", "slurm", "docker", "shell"],
+)
+def test_only_of_a_scheduler_s_job_or_pod_is_it_known_that_it_is_over(
+    tmp_path: Path, unit: str, inner: str, is_over: bool
+) -> None:
+    """Nobody reports that a container of docker's, or a program in a shell, has died."""
+    node = Node(tmp_path)
+    names = {"uid": "0f1e2d3c_4b5a_6978_8796_a5b4c3d2e1f0", "id": "a" * 64}
+    group = f"{unit}/{inner}".rstrip("/").format(**names)
+    (tmp_path / "sys/fs/cgroup" / group).mkdir(parents=True)
+    node.write("proc/4711", cgroup=f"0::/{group}\n")
+    for _ in range(11):  # for so many ticks the groups of a process are kept
+        node.send_and_tick()
+    shutil.rmtree(tmp_path / "sys/fs/cgroup" / unit.format(**names))
+    node.die()
+    assert node.run.job_over == is_over

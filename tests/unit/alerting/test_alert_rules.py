@@ -67,7 +67,7 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
 
 def test_without_a_hold_alerts_resolve_at_once() -> None:
     text = render(AlertThresholds(keep_firing_for_s=0))
-    assert "keep_firing_for" not in text and "ALERTS{" not in text
+    assert "keep_firing_for" not in text and 'alertstate="firing"' not in text
 
 
 def test_links_take_a_site_s_own_addresses() -> None:
@@ -239,7 +239,8 @@ def test_every_alert_has_its_runbook_and_its_link_leads_there(name: str) -> None
     runbook = (ROOT / f"docs/runbooks/{name}.md").read_text()
     assert runbook.startswith(f"# {name}\n")
     assert "**Meaning.**" in runbook and "**Confirm.**" in runbook and "**Do.**" in runbook
-    runbooks = "own_runbooks" if name == "GpuwatchAgentDown" else "runbooks"  # that agent serves none
+    # that agent serves none; nor is there one of a site
+    runbooks = "own_runbooks" if name in ("GpuwatchAgentDown", "ManyRunsStalled") else "runbooks"
     assert alerts()[name]["annotations"]["runbook_url"] == f"${{{runbooks}}}/{name}.md"
 
 
@@ -279,6 +280,10 @@ def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
         "JobRestartLoop": (
             f"{plain.restart_runs:g} more attempts of a job have started within {minutes(plain.restart_window_s)}",
             f"{plain.restarts_runs:g} more within {minutes(plain.restarts_window_s)}",
+        ),
+        "ManyRunsStalled": (
+            f"At least {plain.many_stalled_runs:g} runs, and {plain.many_stalled_ratio:.0%}",
+            f"within {minutes(plain.many_stalled_window_s)}",
         ),
         "RunInefficient": (minutes(plain.inefficient_for_s), f"more than {plain.inefficient_gpus:g} GPUs"),
         "RunStalled": (f"{STALL_MEDIANS} times", f"at least {STALL_FLOOR_NS / 1e9:g} s"),
@@ -332,8 +337,8 @@ def test_every_alert_has_number_owner_cause_advice_cost_and_runbook() -> None:
         assert labels["about"] and ("namespace" in labels or name in OF_NODES)
 
 
-OF_NODES = ("GpuLost", "ShmNearlyFull", "GpuwatchAgentDown")
-"""Alerts about a whole node, which has no one owner."""
+OF_NODES = ("GpuLost", "ShmNearlyFull", "GpuwatchAgentDown", "ManyRunsStalled")
+"""Alerts about a whole node or a site, which has no one owner."""
 
 
 def test_what_to_do_is_known_of_every_cause_that_an_alert_names() -> None:

@@ -111,7 +111,7 @@ def test_traps_are_met_by_all_alerts_at_once() -> None:
         "gpuwatch_straggler_excess_ratio", "gpuwatch_gpu_last_xid", "gpuwatch_gpu_last_xid_timestamp_seconds",
         "gpuwatch_finding_evidence_ratio", "gpuwatch_gpu_info", "gpuwatch_gpu_temperature_celsius", "gpuwatch_gpu_holder_pid",
         "gpuwatch_gpu_engine_active_ratio", "gpuwatch_gpu_shared_seconds_total", "gpuwatch_gpu_dram_bandwidth_ratio",
-        "gpuwatch_finding_info",
+        "gpuwatch_finding_info", "gpuwatch_run_job_over",
     }  # fmt: skip
     assert read - metrics == absent_when_all_is_well
 

@@ -88,9 +88,9 @@ def test_names_and_labels_are_the_catalogue_s(number: int) -> None:
         assert {key for key, _ in labels} - {"le"} <= set(metric.labels), name
 
 
-_PARTS = ("_mig_", "_engine_active_", "_gpu_shared_", "_notification", "_otlp_", "_breakdown_")
+_PARTS = ("_mig_", "_engine_active_", "_gpu_shared_", "_notification", "_otlp_", "_breakdown_", "_job_over")
 NOT_SIMULATED = {name for name in BY_NAME if any(part in name for part in _PARTS)}
-"""Of GPUs split by MIG or shared by several owners, of agents with `--notify` or `--otlp`, of hooks with `breakdown`."""
+"""Of GPUs split by MIG or shared by several owners, of agents with `--notify` or `--otlp`, of hooks with `breakdown`, of runs whose job is cancelled."""
 
 
 def test_a_fleet_makes_every_metric_of_a_real_agent() -> None:
