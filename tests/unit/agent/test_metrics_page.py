@@ -13,12 +13,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from gpuwatch.api.client import Reply
 from gpuwatch.errors import NoData
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME, CATALOGUE, Sample
 from gpuwatch_agent.collectors import Collector, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
-from gpuwatch_agent.collectors.drivers import GpuDevice
+from gpuwatch_agent.collectors.drivers import GpuDevice, Timing
 from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import Page, content_type, finding_samples, gpu_samples, run_samples
@@ -43,8 +44,8 @@ class NoNvml(DcgmCollector):
 def node_collectors() -> list[Collector]:
     """Return the collectors of the fixture node, those that would look at this machine left out."""
     roots = Roots(procfs=FIXTURES / "node" / "proc", sysfs=FIXTURES / "node" / "sys", shm=FIXTURES)
-    page = (FIXTURES / "dcgm" / "metrics.txt").read_text()
-    gpus = NoNvml("http://node:9400", deadline_s=30, fetch=lambda url, timeout_s: page)
+    page = (FIXTURES / "dcgm" / "metrics.txt").read_bytes()
+    gpus = NoNvml("http://node:9400", Timing(deadline_s=30), lambda *_: Reply(200, page))
     return [c for c in build(roots, gpus) if c.name not in ("shm", "agent_process")]
 
 
