@@ -563,7 +563,9 @@ def _needed(groups: Sequence[Mapping[str, Any]], texts: Collection[str]) -> list
         for group in groups
         for rule in group["rules"]
     ]
-    needed = new = {word for text in texts for word in re.findall(r"[\w:]+", text)}
+    needed = {word for text in texts for word in re.findall(r"[\w:]+", text)}
+    patterns = [pattern for text in texts for pattern in re.findall(r'__name__=~"([^"]+)"', text)]
+    needed = new = needed | {name for name, _ in made for pattern in patterns if re.fullmatch(pattern, name)}
     if any(re.search(r'ALERTS\{(?![^}]*alertname=~?"\w)', text) for text in texts):  # Of whatever alert.
         needed = new = {name for name, _ in made}
     while new:
