@@ -577,6 +577,23 @@ def _needed(groups: Sequence[Mapping[str, Any]], texts: Collection[str]) -> list
     ]
 
 
+@pytest.mark.parametrize(("others", "fires"), [(200, True), (300, False)])
+def test_five_runs_that_stop_are_many_on_a_site_of_some_size_only(tmp_path: Path, others: int, fires: bool) -> None:
+    scenarios = parsed((DEPLOY / "prometheus/tests/ManyRunsStalled.yml").read_text())
+    [five] = [each for each in scenarios["tests"] if each["name"].startswith("stale: the agents of five")]
+    up = 'gpuwatch_run_up{{job="gpuwatch",instance="m{0}:9478",run="well-{0}",rank="0"}}'
+    series = [*five["input_series"], *({"series": up.format(n), "values": "1x60"} for n in range(others))]
+    expected = [{"labels": "{}", "value": 1}] if fires else []
+    expr = 'count(ALERTS{alertname="ManyRunsStalled",alertstate="firing"})'
+    asked = [{"expr": expr, "eval_time": "12m", "exp_samples": expected}]
+    done = run_scenarios(
+        tmp_path,
+        {**scenarios, "tests": [{**five, "input_series": series, "promql_expr_test": asked}]},
+        RULES_FILE.read_text(),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
     assert "15 inhibit rules" in output
