@@ -39,8 +39,9 @@ again() {
 
 # On a new clone nothing is compiled yet, and each process of the parts would compile the same modules, torch's among them, at the same time.
 if [ -d tests ] && [ ! -d tests/__pycache__ ] && [ -z "${PYTHONDONTWRITEBYTECODE:-}" ]; then
-    "$python" -c "import torch._dynamo, streamlit.web.bootstrap"
+    "$python" -c "import torch._dynamo, streamlit.web.bootstrap" &
     "$python" -m pytest --part shared --collect-only -q "$@"
+    wait
 fi >/dev/null 2>&1
 
 log=$(mktemp)
