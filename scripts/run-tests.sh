@@ -37,6 +37,13 @@ again() {
     if [ "$status" -eq 0 ]; then echo "run-tests.sh: the failures of part '$name' passed by themselves"; fi
 }
 
+# On a new clone nothing is compiled yet, and each process of the parts would compile the same modules, torch's among them, at the same time.
+if [ -d tests ] && [ ! -d tests/__pycache__ ] && [ -z "${PYTHONDONTWRITEBYTECODE:-}" ]; then
+    "$python" -c "import torch._dynamo, streamlit.web.bootstrap" &
+    "$python" -m pytest --part shared --collect-only -q "$@"
+    wait
+fi >/dev/null 2>&1
+
 log=$(mktemp)
 (first unit 0 "$@") >"$log" 2>&1 &
 unit_pid=$!

@@ -78,6 +78,9 @@ def get_json(url: str, timeout_s: float = 5, **parameters: str) -> Any:
         return json.load(response)
 
 
+GO = {"GOGC": "400"}
+"""Environment of programs in Go, which take up to a third less time with their garbage collected less often."""
+
 PATIENCE = 3.0
 """A machine that runs several files of tests at once is slower by as much: a deadline that bounds a failure only, waits so much longer."""
 
@@ -231,7 +234,7 @@ def start_alertmanager(
 
 def _start(command: list[str], port: int, log: Path) -> Server:
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **GO})
     server = Server(f"http://127.0.0.1:{port}", process, log)
 
     def ready() -> bool:

@@ -12,6 +12,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,27 +74,35 @@ class Site:
     def url(self, service: str, path: str = "") -> str:
         return f"http://127.0.0.1:{self.ports[service]}{path}"
 
-    def containers(self) -> dict[str, str]:
-        """Return each container's status by its service, as `docker ps` words it: "Up 5 seconds (healthy)"."""
+    def _containers(self, column: str) -> dict[str, str]:
+        """Return what `docker ps` says of each container by its service. Compose may be a Python program that takes a second to ask."""
         project = self.compose[self.compose.index("-p") + 1]
         listed = self.engine.run(
-            *("docker", "ps", "--all", "--filter", f"label=com.docker.compose.project={project}"),
-            *("--format", '{{.Label "com.docker.compose.service"}}\t{{.Status}}'),
+            *("docker", "ps", "--all", "--no-trunc", "--filter", f"label=com.docker.compose.project={project}"),
+            *("--format", f'{{{{.Label "com.docker.compose.service"}}}}\t{{{{{column}}}}}'),
         )
         return dict(line.split("\t", 1) for line in listed.splitlines())
 
+    def containers(self) -> dict[str, str]:
+        """Return each container's status by its service, as `docker ps` words it: "Up 5 seconds (healthy)"."""
+        return self._containers(".Status")
+
     def id_of(self, service: str) -> str:
-        return self.engine.run(*self.compose, "ps", "-q", service).strip().splitlines()[-1]
+        return self._containers(".ID")[service]
+
+    @cached_property
+    def token(self) -> str:
+        """The API's, where docs/deploy/compose.md says that it is; an agent that comes back has kept it."""
+        return self.engine.run("docker", "exec", self.id_of("agent"), "cat", "/run/gpuwatch-api/token").strip()
 
     def is_healthy(self) -> bool:
         containers = self.containers()
         return set(containers) == set(SERVICES) and all("(healthy)" in status for status in containers.values())
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """Return what the agent's API answers, by the token that docs/deploy/compose.md says where to find."""
-        token = self.engine.run("docker", "exec", self.id_of("agent"), "cat", "/run/gpuwatch-api/token").strip()
+        """Return what the agent's API answers."""
         url = f"{self.url('agent', path)}?{urllib.parse.urlencode(parameters)}"
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self.token}"})
         with urllib.request.urlopen(request, timeout=5) as answer:
             return json.load(answer)
 

@@ -197,7 +197,8 @@ def test_waiting_for_a_rank_with_slow_code_is_comm_wait_and_nothing_twice(agent:
     """Gradients are accumulated: with no_sync nobody waits, and at each second step for twice the delay."""
     delay, compute = 0.04, 0.02
     options = ["--steps=3000", f"--end-file={tmp_path / 'end'}", f"--compute={compute}", f"--slow-compute={delay}"]
-    with spawned(agent, 2, *options, "--slow-rank=0", "--accumulate=2", "--watch-communication") as process:
+    options += ["--slow-rank=0", "--accumulate=2", "--watch-communication", "--method=fork"]
+    with spawned(agent, 2, *options) as process:
         found = straggler(agent, process, delay, 0.1)
         (tmp_path / "end").touch()
         reported = reports(process)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import urllib.request
@@ -15,7 +16,7 @@ import pytest
 
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
-from tests.servers import free_port, get_json, require, start_alertmanager, stop, wait_for
+from tests.servers import GO, free_port, get_json, require, start_alertmanager, stop, wait_for
 
 QUICK = AlertThresholds(
     ledger_window_s=20, starved_window_s=20, starved_min_training_s=5, starved_for_s=3, keep_firing_for_s=0
@@ -26,7 +27,7 @@ QUICK = AlertThresholds(
 @contextmanager
 def program(log: Path, *command: str, ready: str) -> Iterator[None]:
     with log.open("wb") as output:
-        process = Popen(command, stdout=output, stderr=STDOUT, stdin=DEVNULL)
+        process = Popen(command, stdout=output, stderr=STDOUT, stdin=DEVNULL, env={**os.environ, **GO})
 
     def answers() -> bool:
         assert process.poll() is None, f"{command[0]} ended:\n{log.read_text()[-3000:]}"
@@ -50,7 +51,7 @@ def fleet(tmp_path: Path) -> Iterator[str]:
 
 def test_rules_and_queries_answer_in_victoriametrics(tmp_path: Path, fleet: str) -> None:
     store, prometheus, rules = (f"127.0.0.1:{free_port()}" for _ in range(3))
-    (tmp_path / "rules.yml").write_text(re.sub(r"(?m)^  interval: \w+$", "  interval: 2s", render(QUICK)))
+    (tmp_path / "rules.yml").write_text(re.sub(r"(?m)^  interval: \w+$", "  interval: 4s", render(QUICK)))
     (tmp_path / "prometheus.yml").write_text(
         json.dumps(
             {
@@ -83,7 +84,7 @@ def test_rules_and_queries_answer_in_victoriametrics(tmp_path: Path, fleet: str)
         program(
             tmp_path / "vmalert.log", require("vmalert"), f"-rule={tmp_path / 'rules.yml'}", f"-datasource.url=http://{store}",
             f"-remoteWrite.url=http://{store}", f"-remoteRead.url=http://{store}", f"-notifier.url={alertmanager.url}",
-            "-evaluationInterval=2s", "-external.label=cluster=a", f"-httpListenAddr={rules}", ready=f"http://{rules}/health",
+            "-evaluationInterval=4s", "-external.label=cluster=a", f"-httpListenAddr={rules}", ready=f"http://{rules}/health",
         ),
     ):  # fmt: skip
         recorded = 'kind:gpuwatch_gpu_seconds:rate20s{kind="all"}'

@@ -218,9 +218,9 @@ def test_once_without_an_agent_is_1_and_says_why(agent: NodeWithGpus) -> None:
 def test_from_prometheus(agent: NodeWithGpus, tmp_path: Path) -> None:
     agent.gpus = True
     with start_prometheus(tmp_path, prometheus_config({"gpuwatch": agent.url}), "groups: []") as prometheus:
-        wait_for("eight GPUs", lambda: piped("--prometheus", prometheus.url).stdout.count("/80 GiB") == 8, 60, 1)
+        wait_for("eight GPUs", lambda: piped("--prometheus", prometheus.url).stdout.count("/80 GiB") == 8, 60, 3)
         # a range query ends at a whole multiple of its step, which is a scrape interval of 15 s unless told otherwise
-        wait_for("the verdict", lambda: "input-bound: 6" in piped("--prometheus", prometheus.url).stdout, 60, 1)
+        wait_for("the verdict", lambda: "input-bound: 6" in piped("--prometheus", prometheus.url).stdout, 60, 3)
         done = piped("--prometheus", prometheus.url)
         assert done.returncode == 0, done.stderr
         assert "resnet50-a" in done.stdout and "alice, job 17" in done.stdout
@@ -231,7 +231,7 @@ def test_from_prometheus(agent: NodeWithGpus, tmp_path: Path) -> None:
             ]
             return line if "─" * 14 in line else ""
 
-        assert "─ held idle" in wait_for("GPU 7 was idle for as long as it is known", idle, 90, 1)
+        assert "─ held idle" in wait_for("GPU 7 was idle for as long as it is known", idle, 90, 3)
     done = piped("--prometheus", prometheus.url)
     assert done.returncode == 1 and "Prometheus at" in done.stderr
 

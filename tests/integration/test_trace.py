@@ -40,10 +40,10 @@ def prefetch():
         time.sleep(0.01)
 
 threading.Thread(target=prefetch, daemon=True, name="prefetch").start()
-end = time.monotonic() + 120
+end = time.monotonic() + 600
 kind = sys.argv[1]
 if kind == "loader":
-    for (batch,) in gpuwatch.watch(DataLoader(data, batch_size=4)):
+    for (batch,) in gpuwatch.watch(DataLoader(data, batch_size=4)):  # 100,000 batches
         train_step(batch)
         if time.monotonic() > end: break
 elif kind == "step":
@@ -98,28 +98,20 @@ def when_it_answers(pid: int, **wanted: Any) -> bytes:
     return found
 
 
-@pytest.mark.parametrize(("kind", "pause_s"), [("loader", 0.002), ("loader", 0.0), ("step", 0.0), ("bare", 0.0)])
-def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path, kind: str, pause_s: float) -> None:
-    with training(tmp_path, kind, "--trace", pause_s=pause_s) as process:
-        for steps in (7, 20):
-            events = json.loads(when_it_answers(process.pid, steps=steps))["traceEvents"]
-            made = [each for each in events if str(each.get("name", "")).startswith("Optimizer.step#SGD")]
-            assert len({each["ts"] for each in made}) == steps
-            assert any(each.get("name") == "aten::linear" for each in events)
-        assert process.poll() is None
+def ask_for_steps(process: subprocess.Popen[bytes]) -> None:
+    for steps in (7, 20):
+        events = json.loads(when_it_answers(process.pid, steps=steps))["traceEvents"]
+        made = [each for each in events if str(each.get("name", "")).startswith("Optimizer.step#SGD")]
+        assert len({each["ts"] for each in made}) == steps
+        assert any(each.get("name") == "aten::linear" for each in events)
+    assert process.poll() is None
 
 
-def test_those_who_ask_at_once_get_their_own_answers(tmp_path: Path) -> None:
-    with training(tmp_path, "loader", "--trace") as process:
-        when_it_answers(process.pid, seconds=0.1)
-        with ThreadPoolExecutor() as pool:
-            asked = {steps: pool.submit(ask, process.pid, steps=steps) for steps in (4, 8, 12)}
-            sampled = pool.submit(ask, process.pid, seconds=0.2)
-            for steps, answer in asked.items():
-                events = json.loads(answer.result(60))["traceEvents"]
-                made = [each for each in events if str(each.get("name", "")).startswith("Optimizer.step#SGD")]
-                assert len({each["ts"] for each in made}) == steps
-            assert "speedscope" in json.loads(sampled.result(60))["$schema"]
+@pytest.mark.parametrize("kind", ["loader", "step", "bare"])
+def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path, kind: str) -> None:
+    """Of a program that does not pause."""
+    with training(tmp_path, kind, "--trace", pause_s=0.0) as process:
+        ask_for_steps(process)
 
 
 PROFILED = """
@@ -211,20 +203,41 @@ def test_stacks_without_py_spy_are_the_process_s_own(tmp_path: Path) -> None:
         )
 
 
-def test_a_request_that_is_none_is_removed_and_ends_nothing(tmp_path: Path) -> None:
-    with training(tmp_path, "loader", "--trace") as process:
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
+    """A training that answers, for the tests that follow."""
+    with training(tmp_path_factory.mktemp("traced"), "loader", "--trace") as process:
         when_it_answers(process.pid, seconds=0.1)
-        folder = Path(f"/tmp/gpuwatch-{os.getuid()}")
-        request = folder / f"{own_number(process.pid)}.request"
-        for text in (b"", b"{", b'{"pid": 1, "steps": 1000000}', b"x" * 10_000):
-            request.write_bytes(text)
-            wait_for("it is taken", lambda: not request.exists(), 10, 0.05)
-        os.mkfifo(request)
-        assert process.poll() is None
-        wait_for("a pipe is removed or left", lambda: True, 1)
-        request.unlink(missing_ok=True)
-        target = tmp_path / "target"
-        target.write_bytes(b'{"pid": 1, "seconds": 0.1}')
-        request.symlink_to(target)
-        assert json.loads(ask(process.pid, seconds=0.1))["profiles"], "it goes on"
-        assert target.exists()
+        yield process
+
+
+def test_a_trace_of_a_program_that_pauses(traced: subprocess.Popen[bytes]) -> None:
+    ask_for_steps(traced)
+
+
+def test_those_who_ask_at_once_get_their_own_answers(traced: subprocess.Popen[bytes]) -> None:
+    with ThreadPoolExecutor() as pool:
+        asked = {steps: pool.submit(ask, traced.pid, steps=steps) for steps in (4, 8, 12)}
+        sampled = pool.submit(ask, traced.pid, seconds=0.2)
+        for steps, answer in asked.items():
+            events = json.loads(answer.result(60))["traceEvents"]
+            made = [each for each in events if str(each.get("name", "")).startswith("Optimizer.step#SGD")]
+            assert len({each["ts"] for each in made}) == steps
+        assert "speedscope" in json.loads(sampled.result(60))["$schema"]
+
+
+def test_a_request_that_is_none_is_removed_and_ends_nothing(traced: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    folder = Path(f"/tmp/gpuwatch-{os.getuid()}")
+    request = folder / f"{own_number(traced.pid)}.request"
+    for text in (b"", b"{", b'{"pid": 1, "steps": 1000000}', b"x" * 10_000):
+        request.write_bytes(text)
+        wait_for("it is taken", lambda: not request.exists(), 10, 0.05)
+    os.mkfifo(request)
+    assert traced.poll() is None
+    wait_for("a pipe is removed or left", lambda: True, 1)
+    request.unlink(missing_ok=True)
+    target = tmp_path / "target"
+    target.write_bytes(b'{"pid": 1, "seconds": 0.1}')
+    request.symlink_to(target)
+    assert json.loads(ask(traced.pid, seconds=0.1))["profiles"], "it goes on"
+    assert target.exists()
