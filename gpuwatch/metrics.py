@@ -1,7 +1,7 @@
 """The metric catalogue, which `metrics.yml` beside this file lists: every name that gpuwatch exports, once. Needs PyYAML, of the extras."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -27,7 +27,7 @@ class Metric:
     when: When = "always"
 
 
-class Sample(NamedTuple):
+class Sample(msgspec.Struct, frozen=True, gc=False):
     """One value of one series. `labels` are the values of the metric's labels, in the catalogue's order."""
 
     metric: str

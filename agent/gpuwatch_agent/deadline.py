@@ -5,7 +5,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent import futures
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -41,9 +42,9 @@ class DeadlineThread:
     def __init__(self, what: str, deadline_s: float) -> None:
         self._what = what
         self._deadline_s = deadline_s
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[futures.Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._pending: Future[Any] | None = None
+        self.pending: futures.Future[Any] | None = None  # a call whose result was not taken yet
         self._begin_s = 0.0
 
     def call(self, function: Callable[[], T]) -> T:
@@ -51,9 +52,9 @@ class DeadlineThread:
 
         Raises: TimeoutError if it does not return before the deadline, and at once while an earlier call is overdue.
         """
-        if self._pending is not None and not self._pending.done():
+        if self.pending is not None and not self.pending.done():
             raise self._late()
-        self._pending = None
+        self.pending = None
         return cast(T, self.offer(function, self._deadline_s))
 
     def offer(self, function: Callable[[], T], wait_s: float) -> T | None:
@@ -61,10 +62,12 @@ class DeadlineThread:
 
         A late result is returned by the next call. Raises: what the function raises, and TimeoutError past the deadline.
         """
-        future = self._pending = self._pending or self._begin(function)
+        future = self.pending = self.pending or self._begin(function)
         try:
-            if wait((future,), wait_s).done:
-                self._pending = None
+            with suppress(futures.TimeoutError):
+                future.exception(wait_s)
+            if future.done():
+                self.pending = None
                 result: T = future.result()
                 return result
             if time.monotonic() - self._begin_s >= self._deadline_s:
@@ -73,7 +76,7 @@ class DeadlineThread:
         finally:
             del future  # with an exception's traceback it would keep the caller's frames
 
-    def _begin(self, function: Callable[[], Any]) -> Future[Any]:
+    def _begin(self, function: Callable[[], Any]) -> futures.Future[Any]:
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_run, args=(self._calls,), name=f"gpuwatch-{self._what}", daemon=True
@@ -81,7 +84,7 @@ class DeadlineThread:
             self._thread.start()
             weakref.finalize(self, self._calls.put, None).atexit = False
         self._begin_s = time.monotonic()
-        future: Future[Any] = Future()
+        future: futures.Future[Any] = futures.Future()
         self._calls.put((future, function))
         return future
 
@@ -89,7 +92,7 @@ class DeadlineThread:
         return TimeoutError(f"{self._what} did not answer within {self._deadline_s:g} s")
 
 
-def _run(calls: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
+def _run(calls: "queue.SimpleQueue[tuple[futures.Future[Any], Callable[[], Any]] | None]") -> None:
     while (call := calls.get()) is not None:
         future, function = call
         try:

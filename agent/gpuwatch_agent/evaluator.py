@@ -10,14 +10,14 @@ from gpuwatch.config import Config
 from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose, in_order, is_explained, why_it_ended
-from gpuwatch.diagnosis.window import HostFacts, RankFacts
+from gpuwatch.diagnosis.window import HostFacts, RankFacts, Window
 from gpuwatch.ledger.events import PHASE
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run, RunKey, RunRegistry
 from gpuwatch_agent.runs.views import ActiveFinding, finding_view, recent_view, run_view
-from gpuwatch_agent.runs.window import RecentSamples, host_facts, node_window, ranks_by_run, run_window
+from gpuwatch_agent.runs.window import KEPT, RecentSamples, host_facts, ranks_by_run, run_window
 
 BEGIN_AFTER_NS = 3_000_000_000
 END_AFTER_NS = 10_000_000_000
@@ -110,9 +110,9 @@ class Evaluator:
                 held = [account for account in accounts if account.run is run]
                 self._evaluate(run, self._is_due(run, number, now_s), held, now_ns, now_s)
         if all_due:
-            gpus_by_uuid = {each.uuid: gpu_facts(each, self._node, now_ns, self._trends) for each in accounts}
-            owners = {account.uuid: owner_text(account, self._table) for account in accounts}
-            found = diagnose(node_window(gpus_by_uuid, owners), self._thresholds) if accounts else []
+            facts = ((gpu_facts(each, self._node, now_ns, GpuTrends()), each) for each in accounts)
+            gpus = tuple(replace(each, owner=owner_text(account, self._table)) for each, account in facts)
+            found = diagnose(Window(duration_s=float(KEPT), gpus=gpus), self._thresholds) if accounts else []
             self.findings.update("", 0, [finding for finding in found if finding.gpu is not None], now_ns, now_s)
 
     def _evaluate(self, run: Run, due: bool, held: Sequence[GpuAccount], now_ns: int, now_s: float) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 from prometheus_client import exposition
 from prometheus_client.core import Metric
@@ -158,6 +160,8 @@ _LEDGERS = {
     "gpuwatch_gpu_ledger_watermark_timestamp_seconds": "gpuwatch_gpu_seconds_total",
 }
 """By watermark: the counter that it belongs to."""
+_ALWAYS = {name for name, when in _WHEN.items() if when == "always"} - _LEDGERS.keys()
+_COUNTED = {name for name, when in _WHEN.items() if when in ("counted", "seen")} | _LEDGERS.keys()
 _FROM_ZERO = ("compute", "input_wait")  # states of a run that are there from 0 on: rules compare its ranks by them
 _TAKES = 2  # scrapes that must have taken a value that may be the last, or a first 0: those of a pair of Prometheus
 _SCRAPED_TICKS, _LOST_S, _ENDED_S = 120, 300.0, 120.0
@@ -165,25 +169,13 @@ _QUIET = ("gpuwatch_gpu_seconds_total", "gpuwatch_gpu_energy_joules_total")
 _QUIET_TICKS = 900  # A state that a GPU has not been in for so long is not served, nor its energy, until it is again
 
 
-def standard(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield what the history keeps: without what `--series full` adds, and without error counters at 0."""
-    for sample in samples:
-        name = sample.metric
-        unused = _WHEN[name] == "full" or (_WHEN[name] == "counted" and not sample.value)
-        if not unused and (name != "gpuwatch_gpu_throttled" or sample.labels[2] in THROTTLED):
-            yield sample
+def standard(samples: Iterable[Sample]) -> list[Sample]:
+    """Return what the history keeps: without what `--series full` adds, and without error counters at 0."""
+    kept = (s for s in samples if _WHEN[s.metric] != "full" and (s.value or _WHEN[s.metric] != "counted"))
+    return [each for each in kept if each.metric != "gpuwatch_gpu_throttled" or each.labels[2] in THROTTLED]
 
 
-_Series = tuple[str, tuple[str, ...]]
-
-
-class _Group(NamedTuple):
-    """The states of a ledger with its watermark, or the series of a counter with the same run or GPU."""
-
-    served: dict[_Series, float]
-    waits: int  # so many scrapes must still take `served` as it is
-    last: dict[_Series, float]
-    grown: Mapping[_Series, int]  # the tick at which each value was new, of what may become quiet
+_Values = defaultdict[str, dict[tuple[str, ...], Sample]]  # by metric and labels
 
 
 class Served:
@@ -197,7 +189,11 @@ class Served:
         self._full = full
         self._page = Page(())
         self._tick, self._taken, self._idle = 0, 0, _SCRAPED_TICKS
-        self._groups: dict[tuple[str, ...], _Group] = {}
+        self._served, self._last = _Values(dict), _Values(dict)
+        self._grown: dict[str, dict[tuple[str, ...], int]] = {}  # the tick at which each value was new, of _QUIET
+        self._waits: dict[
+            tuple[str, ...], int
+        ] = {}  # so many scrapes must still take what is served of a group as it is
         self._ended: dict[tuple[str, int, float], tuple[float, int]] = {}  # by run, rank and end: it may end again
 
     def runs(self, runs: Iterable[Run], now_s: float) -> tuple[set[RunKey], set[RunKey]]:
@@ -209,7 +205,7 @@ class Served:
         self._idle = 0 if self._taken else self._idle + 1
         former, self._ended = self._ended, {}
         # The last page did not have the last values of these.
-        waiting = {key[1:] for key, group in self._groups.items() if group.waits}
+        waiting = {key[1:] for key in self._waits}
         whole, ending = set(), set()
         for run in runs:
             if self._full or run.status == RUNNING or run.ended_s is None:
@@ -231,38 +227,47 @@ class Served:
         if self._full:
             return Page(list(samples))
         shown: list[Sample] = []
-        found: dict[tuple[str, ...], dict[_Series, float]] = {}
+        found = _Values(dict)
         for sample in samples:
-            name, value, labels = sample
-            when = _WHEN[name]
-            if when in ("full", "history"):
-                continue
-            if when == "always" and name not in _LEDGERS:
+            if (name := sample.metric) in _ALWAYS:
                 shown.append(sample)
-            elif name != "gpuwatch_gpu_throttled" or labels[2] in THROTTLED:
-                whose = labels[:2] if name in _OWNED else ()
-                found.setdefault((_LEDGERS.get(name, name), *whose), {})[name, labels] = value
-        self._groups = {key: self._group(key[0], self._groups.get(key), values) for key, values in found.items()}
-        served = (each for group in self._groups.values() for each in group.served.items())
-        shown += (Sample(name, value, labels) for (name, labels), value in served)
-        self._page = Page(shown)
+            elif name in _COUNTED and (name != "gpuwatch_gpu_throttled" or sample.labels[2] in THROTTLED):
+                found[name][sample.labels] = sample
+        served = _Values(dict, {name: self._counted(name, values) for name, values in found.items()})
+        self._hold_back(found, served)
+        self._last, self._served = found, served
+        self._page = Page([*shown, *chain.from_iterable(map(dict.values, served.values()))])
         return self._page
 
-    def _group(self, name: str, before: _Group | None, values: dict[_Series, float]) -> _Group:
-        last, served, grown = ({}, {}, {}) if before is None else (before.last, before.served, before.grown)
+    def _counted(self, name: str, values: dict[tuple[str, ...], Sample]) -> dict[tuple[str, ...], Sample]:
+        """Return those of a metric's samples that are not left out for their 0, or as a state that the GPU is not in any more."""
         if name in _QUIET:
-            grown = {each: grown[each] if value == last.get(each) else self._tick for each, value in values.items()}
-            quiet = {each for each, tick in grown.items() if self._tick - tick >= _QUIET_TICKS and each[0] == name}
-            now = {each: value for each, value in values.items() if value and each not in quiet}
-        else:
-            zeros = _FROM_ZERO if name == "gpuwatch_run_seconds_total" else ()
-            now = {e: value for e, value in values.items() if value or e in served or (zeros and e[1][-1] in zeros)}
-        waits = 0
-        if before is not None and self._idle < _SCRAPED_TICKS:
-            waits = _TAKES if now.keys() - served.keys() else max(0, before.waits - self._taken)
-        if waits:
-            now = {series: served.get(series, last.get(series, 0.0)) for series in now}
-        return _Group(now, waits, values, grown)
+            last, grown = self._last[name], self._grown.get(name, {})
+            self._grown[name] = now = {k: grown[k] if last.get(k) == each else self._tick for k, each in values.items()}
+            return {k: each for k, each in values.items() if each.value and self._tick - now[k] < _QUIET_TICKS}
+        zeros, served = _FROM_ZERO if name == "gpuwatch_run_seconds_total" else (), self._served[name]
+        return {k: each for k, each in values.items() if each.value or k in served or (zeros and k[-1] in zeros)}
+
+    def _hold_back(self, found: _Values, served: _Values) -> None:
+        """Put what was served last in the place of the samples of those groups that scrapes must take as they were."""
+        new = [_group(name, key) for name in served for key in served[name].keys() - self._served[name].keys()]
+        if not new and not self._waits:
+            return
+        there = {_group(name, key) for name in found for key in found[name]}
+        there &= {_group(name, key) for name in self._last for key in self._last[name]}
+        left = {group: waits - self._taken for group, waits in self._waits.items()} | dict.fromkeys(new, _TAKES)
+        is_scraped = self._idle < _SCRAPED_TICKS
+        self._waits = {group: n for group, n in left.items() if n > 0 and group in there and is_scraped}
+        for name, values in served.items() if self._waits else ():
+            for key in values:
+                if _group(name, key) in self._waits:
+                    known = self._served[name].get(key) or self._last[name].get(key)
+                    values[key] = known or Sample(name, 0.0, key)
+
+
+def _group(name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what its series is held back with: the states of a ledger and its watermark, or all of a counter with the same run or GPU."""
+    return (_LEDGERS.get(name, name), *(labels[:2] if name in _OWNED else ()))
 
 
 class Page:

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 _KEPT = 20_000
 _KEPT_BYTES = 16 << 20
-_POLL_MS = 200
-_PAUSE_S = 0.02
+_POLL_MS = 500
+_PAUSE_S = 0.02  # after messages: those that others send in this time are received together
 _HELLO_WEIGHT = 8  # so much more memory than on the wire a Hello may take: its many small numbers and texts
 
 
@@ -161,14 +161,14 @@ class Receiver(Background):
             is_full = len(self._arrived) >= _KEPT // 2 or self._bytes_kept >= _KEPT_BYTES
             try:
                 self._count_connections(self._socket.connections())
-                if is_full:
-                    self._stop.wait(_PAUSE_S)
-                    continue
-                for frame, peer in self._socket.receive(_POLL_MS):
+                received = () if is_full else self._socket.receive(_POLL_MS)
+                for frame, peer in received:
                     self.take(frame, peer)
+                if not received and not is_full:
+                    continue
             except Exception as error:  # without this thread every run would be silent
                 self.reject("receiver", error)
-                self._stop.wait(_PAUSE_S)
+            time.sleep(_PAUSE_S)
 
     def take(self, frame: bytes, peer: Peer = UNKNOWN) -> None:
         """Accept one frame, or reject it: counted by reason, and each reason logged once."""

@@ -191,7 +191,7 @@ class Sampler(Background):
         samples += [*self._samples(served, over, offset_ns, now_s), *node_samples]
         with self._part("history"):
             kept = [*samples, *self._history_samples()]
-            self._commit(kept if self._full else list(exporter.standard(kept)), records, steps, now_s)
+            self._commit(kept if self._full else exporter.standard(kept), records, steps, now_s)
         self._publish([*samples, *self._history_samples()], now_ns, now_s)
 
     def _apply(self, arrival: Arrival) -> StepBatch | None:

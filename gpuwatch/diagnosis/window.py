@@ -5,9 +5,10 @@ Every field that was not measured is None (or absent from its mapping), never 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
+from operator import not_
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -30,21 +31,25 @@ class StepColumns(msgspec.Struct, frozen=True):
     `compute_s` includes what the device waited for the host.
     """
 
-    data_wait_s: tuple[float, ...] = ()
-    transfer_s: tuple[float, ...] = ()
-    compute_s: tuple[float, ...] = ()
-    epoch_start: tuple[bool, ...] = ()  # True for the first batch of an iterator
-    hidden_wait_s: tuple[float, ...] = ()  # part of the wait hidden behind the device's work; empty: host clock alone
+    data_wait_s: Sequence[float] = ()
+    transfer_s: Sequence[float] = ()
+    compute_s: Sequence[float] = ()
+    epoch_start: Sequence[bool] = ()  # True for the first batch of an iterator
+    hidden_wait_s: Sequence[float] = ()  # part of the wait hidden behind the device's work; empty: host clock alone
 
     def __len__(self) -> int:
         return len(self.data_wait_s)
 
     def mean(self, part: slice = slice(None)) -> MeanStep:
         """Return the mean of these steps but first batches, whose wait is the start of the pass."""
-        later = [not first for first in self.epoch_start[part]] or [True] * len(self.data_wait_s[part])
+        count = len(self.data_wait_s[part]) - sum(self.epoch_start[part])
         columns = (self.data_wait_s, self.transfer_s, self.compute_s, self.hidden_wait_s)
-        count = sum(later)
-        return MeanStep(count, *(sum(compress(column[part], later)) / max(1, count) for column in columns))
+        return MeanStep(count, *(sum(column) / max(1, count) for column in self.later(columns, part)))
+
+    def later(self, columns: Iterable[Sequence[Any]], part: slice = slice(None)) -> list[Iterable[Any]]:
+        """Return the values of these steps but first batches in some columns."""
+        firsts = self.epoch_start[part] if any(self.epoch_start) else ()
+        return [compress(each[part], map(not_, firsts)) if firsts else each[part] for each in columns]
 
 
 class MeanStep(NamedTuple):

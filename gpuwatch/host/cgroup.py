@@ -113,8 +113,8 @@ def oom_kills(groups: Sequence[Path]) -> int | None:
 
 def kills_in(folder: Path) -> int | None:
     """Return the OOM kills in one group, in version 2 with its children; None where they are not counted, or the group is gone."""
-    counts = {name: count for file in KILLS for name, count in _counts(f"{folder}/{file}").items()}
-    return counts.get("oom_kill")
+    counts = (_counts(f"{folder}/{file}").get("oom_kill") for file in KILLS)
+    return next((count for count in counts if count is not None), None)
 
 
 def memory_bytes(folder: Path, what: Literal["limit", "used", "peak"]) -> int | None:
@@ -122,8 +122,8 @@ def memory_bytes(folder: Path, what: Literal["limit", "used", "peak"]) -> int | 
 
     None for no limit ("max" in version 2), a group that is gone, and the peak before Linux 5.19 in version 2.
     """
-    numbers = (optional(read, f"{folder}/{name}", int) for name in _BYTES[what])
-    return next((number for number in numbers if number is not None and number < _NO_LIMIT), None)
+    text = next((found for name in _BYTES[what] if (found := text_of(f"{folder}/{name}"))), "")
+    return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
 
 
 def _cores(folder: Path) -> float | None:
@@ -136,8 +136,7 @@ def _cores(folder: Path) -> float | None:
 
 
 def _room(folder: Path) -> MemoryRoom | None:
-    limit, used = memory_bytes(folder, "limit"), memory_bytes(folder, "used")
-    if limit is None or used is None:
+    if (limit := memory_bytes(folder, "limit")) is None or (used := memory_bytes(folder, "used")) is None:
         return None
     counts = _counts(f"{folder}/memory.stat")
     cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # with its children, in version 1

@@ -24,14 +24,16 @@ CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "stea
 _NO_DISK = r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d|.*\dp\d+$|([shv]|xv)d[a-z]+\d+$"
 """Memory, files and removable media; devices made of other disks, whose bytes are counted there already; partitions."""
 _MOST_THREADS = 512
+_HALF_A_PAGE = 2048  # What gives less has ended: the kernel gives as many lines of a file as fit into a page at once.
 
 
 def text_in(path: Path | str) -> str:
     """Return a kernel file's text, in a fifth of the time that `Path.read_text` takes. Raises: OSError."""
-    file, found = os.open(path, os.O_RDONLY | os.O_CLOEXEC), b""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        while part := os.read(file, 1 << 14):
-            found += part
+        found = part = os.read(file, 1 << 14)
+        while len(part) >= _HALF_A_PAGE:
+            found += (part := os.read(file, 1 << 14))
     finally:
         os.close(file)
     return found.decode(errors="replace")  # a command's name may be any bytes
@@ -159,8 +161,8 @@ def parse_disks(text: str) -> dict[str, Disk]:
 
 def parse_network(text: str) -> dict[str, tuple[int, int]]:
     """Return (bytes received, bytes sent) by interface, the loopback included. Source: net/dev, proc_pid_net(5)."""
-    rows = [line.rpartition(":") for line in text.splitlines()[2:]]
-    return {name.strip(): (int(counts.split()[0]), int(counts.split()[8])) for name, _, counts in rows}
+    rows = (line.rpartition(":")[::2] for line in text.splitlines()[2:])
+    return {name.strip(): (int(of[0]), int(of[8])) for name, of in ((name, counts.split()) for name, counts in rows)}
 
 
 def shm_bytes(path: Path | str = "/dev/shm") -> tuple[int, int]:
@@ -200,9 +202,9 @@ def stat(pid: int | str, procfs: Path = PROC) -> Stat:
     """Return a process's state and usage."""
 
     def parse(text: str) -> Stat:
-        state, *rest = text.rpartition(")")[2].split()  # the command's name before it may hold anything
-        parent, user, system, threads, start, pages = (int(rest[at]) for at in (0, 10, 11, 16, 18, 20))
-        return Stat(state, parent, (user + system) / TICKS_PER_S, threads, start, pages * PAGE_BYTES)
+        fields = text.rpartition(")")[2].split(None, 22)  # the command's name before it may hold anything
+        cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        return Stat(fields[0], int(fields[1]), cpu_s, int(fields[17]), int(fields[19]), int(fields[21]) * PAGE_BYTES)
 
     return read(f"{procfs}/{pid}/stat", parse)
 

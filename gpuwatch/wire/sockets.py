@@ -113,6 +113,7 @@ class ZmqReceiver:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._monitor = self._socket.get_monitor_socket(_REFUSED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._has_events = True
         self._poller = zmq.Poller()
         for each in (self._socket, self._monitor):
             self._poller.register(each, zmq.POLLIN)
@@ -135,7 +136,7 @@ class ZmqReceiver:
 
     def connections(self) -> Iterator[tuple[str, int]]:
         """Yield what has happened to connections, with the file descriptor: "opened", "closed"; "refused" over TCP, for its token."""
-        for event, value, endpoint in islice(_events(self._monitor), _BATCH_FRAMES):
+        for event, value, endpoint in islice(_events(self._monitor), _BATCH_FRAMES) if self._has_events else ():
             if event in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
                 yield "opened" if event == zmq.EVENT_ACCEPTED else "closed", value
             elif is_tcp(endpoint):
@@ -163,7 +164,7 @@ class ZmqReceiver:
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Peer]]:
         """Return frames that have arrived, oldest first, waiting at most `timeout_ms` for the first, or for a connection; [] for none."""
-        self._poller.poll(timeout_ms)
+        self._has_events = any(each is self._monitor for each, _ in self._poller.poll(timeout_ms))
         frames: list[tuple[bytes, Peer]] = []
         size = 0
         while len(frames) < _BATCH_FRAMES and size < _BATCH_BYTES:

@@ -289,7 +289,7 @@ def test_a_hang_past_the_deadline_is_named_and_recovered_from(nvml, collector, c
     assert collector.processes() == {}
 
     nvml.write([replace(FIRST, power_mw=1000, processes=((1, 1),))])
-    overdue = collector.fast.thread._pending
+    overdue = collector.fast.thread.pending
     assert overdue is not None
     overdue.exception(60)
     collector.fast.thread._deadline_s = 60

@@ -101,12 +101,10 @@ class Reading:
     spent_s: float = 0.0
     rounds_s: deque[float] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
     due_s: float = -math.inf
+    interval_s: float = 0.0  # now, by the median: one call that hung does not predict the next one
 
-    @property
-    def interval_s(self) -> float:
-        """Its interval now, by the median: one call that hung does not predict the next one."""
-        median_s = median(self.rounds_s) if len(self.rounds_s) >= _ROUNDS_TO_JUDGE else 0.0
-        return min(_LONGEST_S, max(self.planned_s, median_s / BUDGET_RATIO))
+    def __post_init__(self) -> None:
+        self.interval_s = self.planned_s
 
     def is_due(self, now_s: float) -> bool:
         return now_s >= self.due_s - _SLACK_S
@@ -115,6 +113,8 @@ class Reading:
         """Record the duration of a round over all GPUs, and schedule the next one."""
         self.rounds_s.append(seconds)
         self.spent_s += seconds
+        median_s = median(self.rounds_s) if len(self.rounds_s) >= _ROUNDS_TO_JUDGE else 0.0
+        self.interval_s = min(_LONGEST_S, max(self.planned_s, median_s / BUDGET_RATIO))
         self.due_s = now_s + self.interval_s
 
 
@@ -140,6 +140,12 @@ class Tier:
         self._readings = {name: Reading(read, every_s) for name, read in readings.items()}
         # written by the thread entry by entry; an entry is replaced whole, never changed
         self._values: dict[tuple[str, str], tuple[float, list[Value]]] = {}
+
+    def is_due(self) -> bool:
+        """Return whether there is something to read, or to take of an earlier round."""
+        return self.thread.pending is not None or any(
+            reading.is_due(self._clock()) for reading in self._readings.values()
+        )
 
     def round(self, gpus: Sequence[GpuDevice]) -> tuple[dict[str, Exception], bool]:
         """Read what is due of every GPU; return the errors of those that are lost, by UUID, and whether no answer was doubtful."""
@@ -259,7 +265,8 @@ class DriverCollector:
         if not self._expected:
             raise copy.copy(self._failure)  # a kept one would keep the frames of all ticks that raised it
         try:
-            self.slow.thread.offer(self._slow_round, self.timing.slow_wait_s)
+            if self.slow.is_due():
+                self.slow.thread.offer(self._slow_round, self.timing.slow_wait_s)
         except TimeoutError as error:
             self.warn(f"{error} ({self.slow.current}); the other values are still read")
         parts = self.parts(self._gpus)

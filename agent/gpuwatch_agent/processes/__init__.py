@@ -45,16 +45,18 @@ class _ShmReader:
         self._current = 0
         self._hung: set[int] = set()
         self._thread = DeadlineThread("/dev/shm", SHM_DEADLINE_S)
-        self._threads = 1
+        self._threads, self._ticks = 1, 0
         self.known: dict[int, Shm] = {}
 
     def update(self, pids: Collection[int]) -> None:
-        """Read those of these processes; later results are the next tick's."""
+        """Read those of these processes; later results are the next tick's. That it is the node's own is looked at every tenth time."""
         self._hung &= set(pids)
-        wanted = [pid for pid in pids if pid not in self._hung]
+        self._ticks += 1
+        hosts = {pid: seen for pid, seen in self.known.items() if pid in pids and seen.is_hosts and self._ticks % 10}
+        wanted = [pid for pid in pids if pid not in self._hung and pid not in hosts]
         try:
-            found = self._thread.offer(lambda: dict(self._read(wanted)), _SHM_WAIT_S)
-            self.known = self.known if found is None else found
+            found = self._thread.offer(lambda: dict(self._read(wanted)), _SHM_WAIT_S) if wanted else {}
+            self.known = self.known if found is None else hosts | found
         except TimeoutError:
             self.known = {}
             if self._current not in self._hung:
@@ -82,7 +84,9 @@ class ProcessTable:
         self.stat = cache(lambda pid: self.read(proc.stat, pid))
         """Returns a process's state and usage by pid, as of this tick; None for one that is gone."""
         self.name = cache(lambda pid: proc.text_of(f"{procfs}/{pid}/comm"))
-        """Returns a process's command name by pid, as of this tick; empty where not known."""
+        """Returns a process's command name by pid, as of the last ten ticks; empty where not known."""
+        self.owner = cache(self._owner_now)
+        """Returns a process's owner by pid, as of the last thirty ticks; `NO_OWNER` for one that is gone or not readable."""
         self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
         self._user = cache(user_name)
@@ -90,12 +94,12 @@ class ProcessTable:
         self.groups = cache(
             lambda controller, pid, root=True: tuple(cgroup.folders(controller, procfs, sysfs, pid, root))
         )
-        """Returns the folders of a process's control groups by controller and pid, as they were within the last ten ticks."""
+        """Returns the folders of a process's control groups by controller and pid, as they were within the last thirty ticks."""
         self._good_for_ticks: dict[Any, int] = {
-            **dict.fromkeys((self._find, self.stat, self.name, self._quota, self._room), 1),
+            **dict.fromkeys((self._find, self.stat, self.owner, self._quota, self._room), 1),
             self._searched: 5,
-            self.groups: 10,
-            self._owner: 30,
+            self.name: 10,
+            **dict.fromkeys((self.groups, self._owner), 30),
             self._user: 600,
         }
         self._ticks = 0
@@ -157,10 +161,9 @@ class ProcessTable:
         """Return what a reader of `gpuwatch.host.proc` gives for a process; None where it is not readable."""
         return proc.optional(reader, pid, self.procfs)
 
-    def owner(self, pid: int) -> Owner:
-        """Return a process's owner as of the last thirty ticks; `NO_OWNER` for one that is gone or not readable."""
+    def _owner_now(self, pid: int) -> Owner:
         try:
-            uid = os.stat(f"{self.procfs}/{pid}").st_uid  # noqa: PTH116 - some times for each rank, each second
+            uid = os.stat(f"{self.procfs}/{pid}").st_uid  # noqa: PTH116 - for each rank, each second
         except OSError:
             return NO_OWNER
         stat = self.stat(pid)  # a number that is given again is another process's

@@ -110,7 +110,7 @@ class Run(msgspec.Struct, eq=False):
     def steps(self) -> RecentColumns:
         """The steps of the last minute."""
         first, *later = self.parts
-        self.parts = [(first.followed_by(later) if later else first).since(*self.kept)]
+        self.parts = [first.followed_by(later, *self.kept)]
         return self.parts[0]
 
     @property
@@ -127,7 +127,8 @@ class Run(msgspec.Struct, eq=False):
         """The counters of all its processes."""
         added = [self.before, *(sender.sent for sender in self.senders.values())]
         if list(map(id, added)) != list(map(id, self.added)):
-            self.added, self.sum_of_added = added, reduce(add_counters, added[1:], self.before)
+            only = added[1] if len(added) == 2 and self.before == wire.Counters() else None
+            self.added, self.sum_of_added = added, only or reduce(add_counters, added[1:], self.before)
         return self.sum_of_added
 
     def apply(self, message: wire.Message, now_ns: int, now_s: float, peer_pid: int = 0) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from operator import itemgetter, lt
+from operator import attrgetter, itemgetter, lt
 from typing import Any
 
 import msgspec
@@ -24,8 +24,6 @@ def add_counters(one: wire.Counters, other: wire.Counters | None) -> wire.Counte
 
 
 def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, list):
-        return [a + b for a, b in zip(one, other, strict=True)]
     if isinstance(one, int):
         return -1 if one < 0 and other < 0 else max(0, one) + max(0, other)
     both = dict(one)
@@ -37,17 +35,15 @@ def _sum(one: Any, other: Any) -> Any:
 def went_back(new: wire.Totals, old: wire.Totals) -> bool:
     """Return whether totals, which only grow, are older than others of the same process (or false)."""
     fallen = sum(new.declared_ns.values()) < sum(old.declared_ns.values())  # a name may join the rest
-    return fallen or any(_is_less(getattr(new, name), getattr(old, name)) for name in _GROWING)
+    return fallen or any(map(lt, _counts(new), _counts(old))) or any(map(_is_less, _times(new), _times(old)))
 
 
-_GROWING = set(wire.Totals.__struct_fields__) - {"start_ns", "records_dropped", "declared_ns"}
+_TIMES = ("phases_ns", "breakdown_ns", "states_ns")  # by name
+_times = attrgetter(*_TIMES)
+_counts = attrgetter(*{*wire.Totals.__struct_fields__} - {*_TIMES, "start_ns", "records_dropped", "declared_ns"})
 
 
-def _is_less(new: Any, old: Any) -> bool:
-    if isinstance(new, int):
-        return bool(new < old)
-    if isinstance(new, list):
-        return any(map(lt, new, old))
+def _is_less(new: Mapping[str, int], old: Mapping[str, int]) -> bool:
     return new != old and any(new.get(name, 0) < ns for name, ns in old.items())
 
 
@@ -76,13 +72,14 @@ class Sender(msgspec.Struct):
 
     def take(self, totals: wire.Totals) -> None:
         """Take new totals, and count what is done again."""
-        before_ns = self.trained_ns()
+        before_ns = self.trained_ns() if self.done_before else {}
         if self.sent is None or not self.sent.steps:
             found = {COMPILE: totals.states_ns.get(COMPILE, 0), **totals.declared_ns}
             self.begun_ns = {name: found[name] for name in (COMPILE, *_SET_UP) if found.get(name)}
         last, self.sent = self.sent, totals
-        grown_ns = {state: ns - before_ns.get(state, 0) for state, ns in self.trained_ns().items()}
-        self._count_redone(0 if last is None else last.steps, grown_ns)
+        if self.done_before:
+            grown_ns = {state: ns - before_ns.get(state, 0) for state, ns in self.trained_ns().items()}
+            self._count_redone(0 if last is None else last.steps, grown_ns)
 
     def trained_ns(self) -> dict[str, int]:
         """Return the time by state without that up to the first step, and without what is unknown."""

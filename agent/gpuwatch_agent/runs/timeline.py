@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 
 from msgspec.structs import astuple
 
@@ -26,23 +26,24 @@ _NEEDED = frozenset(_ROW[:4])
 class RecentColumns(StepColumns, frozen=True):
     """Steps with when they ended, what they had and how long they waited for other ranks; columns of equal length, oldest first."""
 
-    end_ns: tuple[int, ...] = ()  # on the agent's clock
-    samples: tuple[int, ...] = ()  # -1: not known
-    comm_wait_ns: tuple[int, ...] = ()  # part of the compute time spent waiting for other ranks; -1: not measured
+    end_ns: Sequence[int] = ()  # on the agent's clock
+    samples: Sequence[int] = ()  # -1: not known
+    comm_wait_ns: Sequence[int] = ()  # part of the compute time spent waiting for other ranks; -1: not measured
 
     @property
     def last_end_ns(self) -> int | None:
         return self.end_ns[-1] if self.end_ns else None
 
-    def followed_by(self, later: Sequence[RecentColumns]) -> RecentColumns:
-        """Return these steps and those of later messages."""
-        added = (chain.from_iterable(getattr(each, name) for each in later) for name in self.__struct_fields__)
-        return RecentColumns(*(column + tuple(new) for column, new in zip(astuple(self), added, strict=True)))
-
-    def since(self, moment_ns: int, most: int = KEPT) -> RecentColumns:
-        """Return the steps that ended at a moment or later, the last `most` of them."""
-        old = max(bisect_left(self.end_ns, moment_ns), len(self.end_ns) - most)
-        return RecentColumns(*(getattr(self, name)[old:] for name in self.__struct_fields__)) if old > 0 else self
+    def followed_by(self, later: Sequence[RecentColumns], since_ns: int = 0, most: int = KEPT) -> RecentColumns:
+        """Return these steps and later messages' since then, the last `most`. What it has returned before is changed in place."""
+        columns = [each if isinstance(each, list) else [*each] for each in astuple(self)]
+        for column, *new in zip(columns, *map(astuple, later), strict=True):
+            column.extend(chain.from_iterable(new))
+        found = RecentColumns(*columns)
+        old = max(0, bisect_left(found.end_ns, since_ns), len(found) - most)
+        for column in columns:
+            del column[:old]
+        return found
 
 
 def _rows(packed: Mapping[str, bytes]) -> Iterable[tuple[int, ...]]:
@@ -58,7 +59,7 @@ def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
     steps = []
     for start, wait, copy, compute, samples, first, felt, host_wait, device_copy, device_compute, comm in _rows(packed):
         end, hidden = start + wait + copy + compute + offset_ns, 0
-        if min(felt, device_copy, device_compute) >= 0:  # else one is missing, and the host's timeline is complete
+        if felt >= 0 and device_copy >= 0 and device_compute >= 0:  # else the host's timeline is complete
             hidden, wait, copy = max(0, wait - felt), felt, device_copy
             compute = device_compute + max(0, host_wait)
         steps.append((wait / 1e9, copy / 1e9, compute / 1e9, first == 1, hidden / 1e9, end, samples, comm))
@@ -182,9 +183,9 @@ class Trace:
     def segments(self, after_ns: int, until_ns: int = _NEVER_NS, exact: bool = True) -> list[Segment]:
         """Return the states between two moments, in order; unless `exact`, those of one message may be in another order."""
         found: list[Segment] = []
-        for stretch in self._stretches:
+        for stretch in reversed([*takewhile(lambda each: each.end_ns > after_ns, reversed(self._stretches))]):
             begin_ns, end_ns = stretch.begin_ns, stretch.end_ns
-            if end_ns > after_ns and begin_ns < until_ns:
+            if begin_ns < until_ns:
                 whole = after_ns <= begin_ns and end_ns <= until_ns and end_ns - begin_ns < _SHORT_NS
                 found += arrange(stretch, exact or not whole)
         return cut(found, after_ns, until_ns)

@@ -2,8 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from msgspec.structs import replace
@@ -52,8 +51,8 @@ class RecentSamples:
 
     def mean(self, metric: str, *labels: str, since_ns: int = 0) -> float | None:
         """Return a series' mean since a moment; None where it was not measured."""
-        kept = [seen[metric] for at_ns, seen in self._seen if at_ns >= since_ns and metric in seen]
-        values = [values[labels] for values in kept if labels in values]
+        kept = [seen[metric].get(labels) for at_ns, seen in self._seen if at_ns >= since_ns and metric in seen]
+        values = [value for value in kept if value is not None]
         return sum(values) / len(values) if values else None
 
     def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:
@@ -99,15 +98,6 @@ def run_window(
 _OF_HELLO = ("timeline", "device", "loader", "world_size", "worker_deaths", "flops")
 
 
-def node_window(gpus: Mapping[str, GpuFacts], owners: Mapping[str, str]) -> Window:
-    """Return the node without its runs, for findings about GPUs without a hook. Both arguments are by UUID."""
-    unowned = (
-        replace(facts, owner=owners.get(uuid), power_usual_watts=None, memory_trend=None)
-        for uuid, facts in gpus.items()
-    )
-    return Window(duration_s=float(KEPT), gpus=tuple(unowned))
-
-
 def _stalled_s(run: Run, now_ns: int) -> float | None:
     """Return the time since the last step, if the hook books that as stalled; else None."""
     if run.status != RUNNING or run.ledger is None or run.activity not in (DATA_WAIT, IN_STEP, BETWEEN):
@@ -151,8 +141,8 @@ def _as_seen_by(run: Run, host: HostFacts, workers: WorkerWatch) -> HostFacts:
         host,
         cpu_cores=host.cpu_cores if allowed is None else allowed,
         memory_available_bytes=within_limit(host.memory_available_bytes, table.memory_room(pid)),
-        shm_size_bytes=host.shm_size_bytes if shm is None else shm.size_bytes,
-        shm_used_bytes=host.shm_used_bytes if shm is None else shm.used_bytes,
+        shm_size_bytes=host.shm_size_bytes if shm is None or shm.is_hosts else shm.size_bytes,
+        shm_used_bytes=host.shm_used_bytes if shm is None or shm.is_hosts else shm.used_bytes,
     )
 
 
@@ -175,6 +165,6 @@ def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
 def _mean(run: Run, begin_ns: int, end_ns: int) -> RankFacts:
     steps = run.steps
     part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
-    waits_ns = list(compress(steps.comm_wait_ns[part], (not first for first in steps.epoch_start[part])))
+    waits_ns = [*steps.later((steps.comm_wait_ns,), part)[0]]
     comm_wait_s = fmean(waits_ns) / 1e9 if waits_ns and min(waits_ns) >= 0 else None
     return RankFacts(run.rank, *steps.mean(part)[:4], comm_wait_s, run.standstill)

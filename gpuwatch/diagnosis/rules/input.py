@@ -112,9 +112,9 @@ def input_wait(window: Window, thresholds: Thresholds) -> InputWait | None:
 
 def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
     """The same, whatever bounds the steps."""
-    step, share, waits_s = window.mean_step, window.share(INPUT_WAIT), sum(window.steps.data_wait_s)
-    if waits_s > 0 and sum(window.steps.epoch_start) > 1:  # of several, as many are kept as of other steps
-        share *= step.wait_s * step.steps / waits_s
+    step, share = window.mean_step, window.share(INPUT_WAIT)
+    if sum(window.steps.epoch_start) > 1 and (waits_s := sum(window.steps.data_wait_s)):
+        share *= step.wait_s * step.steps / waits_s  # of several first batches, as many are kept as of other steps
     if window.waits_hidden_in is not None or step.steps < thresholds.min_steps or share < thresholds.input_share:
         return None
     if step.wait_s <= 0 or step.wait_s < thresholds.input_share * (step.wait_s + step.rest_s):

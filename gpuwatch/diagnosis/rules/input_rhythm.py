@@ -45,10 +45,10 @@ def round_correlation(window: Window, thresholds: Thresholds, count: int) -> flo
     return None if len(waits) < max(4 * count, thresholds.min_steps) else autocorrelation(waits, count)
 
 
-def longest_pass(window: Window) -> tuple[float, ...]:
+def longest_pass(window: Window) -> Sequence[float]:
     """Return the waits of the longest stretch without a first batch: each pass begins a new order of workers."""
     steps = window.steps
-    edges = [index for index, first in enumerate(steps.epoch_start) if first]
+    edges = compress(range(len(steps)), steps.epoch_start)
     bounds = [-1, *edges, len(steps)]
     begin, end = max(pairwise(bounds), key=lambda pair: pair[1] - pair[0])
     return steps.data_wait_s[begin + 1 : end]
@@ -75,9 +75,9 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     single one ≥ `input_share` of all time; or each batch is the first one of an iterator, for ≥ `input_share` of it."""
     steps, loader = window.steps, window.loader
     firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
-    later = [*compress(steps.data_wait_s, (not first for first in steps.epoch_start))]
     if not firsts or len(steps) < thresholds.min_steps or window.waits_hidden_in:
         return None
+    later = [*steps.later((steps.data_wait_s,))[0]]
     usual, pause = median(later or [0.0]), median(firsts)
     lost = sum(max(0.0, first - usual) for first in firsts)
     whole = sum(steps.data_wait_s) + sum(steps.transfer_s) + sum(steps.compute_s)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,31 @@ def test_one_that_hangs_delays_no_tick_and_no_other_run(
         ]
     finally:
         go_on.set()
+
+
+def test_the_node_s_own_is_looked_at_every_tenth_time_and_a_container_s_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, reads, real = {11: "node", 12: "container"}, Counter[int](), os.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        pid = str(path).removeprefix(f"{tmp_path}/").partition("/root/")[0]
+        found = real(path, **options)
+        if not pid.isdigit():
+            return found
+        reads[int(pid)] += 1
+        return os.stat_result((*found[:2], found[2] + (seen[int(pid)] == "container"), *found[3:]))
+
+    monkeypatch.setattr(processes.proc, "shm_bytes", lambda path: (64, 16))
+    monkeypatch.setattr(processes.os, "stat", stat)
+    reader = make(tmp_path, 11, 12)
+    until(reader, {11, 12}, {11, 12})
+    assert reader.known == {11: Shm(64, 16, True), 12: Shm(64, 16, False)}
+    reader._ticks = 0
+    reads.clear()
+    seen[11] = "container"  # it was moved
+    for _ in range(9):
+        reader.update({11, 12})
+    assert reads == {12: 9} and reader.known[11].is_hosts
+    reader.update({11, 12})
+    assert reads == {11: 1, 12: 10} and not reader.known[11].is_hosts

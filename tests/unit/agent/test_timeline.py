@@ -32,10 +32,11 @@ def test_messages_are_joined_in_their_order_on_the_agents_clock() -> None:
     )
     assert (first.last_end_ns, later.last_end_ns) == (1020 * MS, 1030 * MS)
     found = RecentColumns().followed_by([first, later])
-    assert found.end_ns == (1010 * MS, 1020 * MS, 1030 * MS)
+    assert found.end_ns == [1010 * MS, 1020 * MS, 1030 * MS]
     assert (found.data_wait_s[0], found.transfer_s[1], found.compute_s[2]) == (0.003, 0.001, 0.006)
-    assert found.epoch_start == (True, False, False) and found.samples == (8, -1, -1)
-    assert found.comm_wait_ns == (-1, -1, -1) and found.hidden_wait_s == (0.0, 0.0, 0.0)
+    assert found.epoch_start == [True, False, False] and found.samples == [8, -1, -1]
+    assert found.comm_wait_ns == [-1, -1, -1] and found.hidden_wait_s == [0.0, 0.0, 0.0]
+    assert first.end_ns == (1010 * MS, 1020 * MS)  # a message's own are not changed
 
 
 @pytest.mark.parametrize("left_out", ["device_transfer_ns", "device_compute_ns"])
@@ -55,12 +56,14 @@ def test_a_step_without_a_value_of_the_device_s_is_the_host_s(left_out: str, who
 
 
 def test_a_minute_and_no_more_than_so_many_are_kept() -> None:
-    steps = RecentColumns().followed_by([read_columns(packed(10 * message, 10), 0) for message in range(200)])
-    assert len(steps) == 2000 and len(steps.since(0)) == KEPT
-    assert steps.since(0).end_ns[0] == 10 * MS * (2000 - KEPT + 1)
-    assert steps.since(10 * MS * 1995).end_ns == tuple(10 * MS * n for n in range(1995, 2001))
-    assert len(steps.since(10 * MS * 2001)) == 0
-    assert len(steps.since(0, most=3000)) == 2000
+    messages = [read_columns(packed(10 * message, 10), 0) for message in range(200)]
+    steps = RecentColumns().followed_by(messages, most=3000)
+    assert len(steps) == 2000 and steps.end_ns[0] == 10 * MS
+    assert len(RecentColumns().followed_by(messages)) == KEPT == len(steps.followed_by([]))
+    assert steps.end_ns[0] == 10 * MS * (2000 - KEPT + 1)
+    assert steps.followed_by([], 10 * MS * 1995).end_ns == [10 * MS * n for n in range(1995, 2001)]
+    assert len(steps.followed_by([], 10 * MS * 2001)) == 0
+    assert steps.followed_by(messages[:1]).end_ns == [10 * MS * n for n in range(1, 11)]
 
 
 @pytest.mark.parametrize("runs", [1, 800])
@@ -77,7 +80,7 @@ def test_steps_that_nobody_reads_are_bounded(runs: int) -> None:
 
 
 def test_one_message_of_more_steps_than_are_kept() -> None:
-    steps = read_columns(packed(0, KEPT + 50), 0).since(0)
+    steps = read_columns(packed(0, KEPT + 50), 0).followed_by([])
     assert len(steps) == KEPT and steps.last_end_ns == 10 * MS * (KEPT + 50)
 
 

@@ -29,7 +29,7 @@ def test_past_the_deadline_no_second_call_is_started_until_the_first_is_back():
 
     with pytest.raises(TimeoutError, match=r"^NVML did not answer within 0.01 s$"):
         thread.call(hang)
-    overdue = thread._pending
+    overdue = thread.pending
     with pytest.raises(TimeoutError, match=r"^NVML did not answer within 0.01 s$"):
         thread.call(lambda: started.append("second"))
     assert started == ["first"]

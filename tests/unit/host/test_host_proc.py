@@ -39,3 +39,18 @@ def test_time_without_a_core(tmp_path: Path) -> None:
     (tmp_path / "7" / "schedstat").write_text("5000000000 1500000000 99\n")
     assert procfs.run_queue_s(7, tmp_path) == 1.5
     assert procfs.by_pid(procfs.run_queue_s, [7, 8], tmp_path) == {7: 1.5}
+
+
+def test_a_file_that_the_kernel_gives_in_pieces_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many whole lines as fit into a page: the last piece alone may be short."""
+    reads, given = [], [b"a" * 4090, b"b" * 4000, b"c" * 30]
+
+    def read(file: int, most: int) -> bytes:
+        reads.append(file)
+        return given.pop(0)
+
+    monkeypatch.setattr(procfs.os, "read", read)
+    assert procfs.text_in("/proc/self/stat") == "a" * 4090 + "b" * 4000 + "c" * 30
+    assert len(reads) == 3  # a short piece is the last one: no read finds the end
+    given = [b"d" * 4096, b""]
+    assert procfs.text_in("/proc/self/stat") == "d" * 4096
