@@ -34,9 +34,10 @@ class Loop(Generic[T]):
         of_framework: bool = False,
     ) -> None:
         """`of_framework`: these are a framework's requests, which have no settings, and whose end prints no verdict."""
+        self.recorder = recorder = session.recorder
+        self.began_ns = recorder.clock()
         session.start()
         self._session = session
-        self.recorder = recorder = session.recorder
         self.to = to
         self.samples = samples
         self._tokens = tokens
@@ -52,7 +53,7 @@ class Loop(Generic[T]):
             self.iterator = iter(loader)
             self.fetch = self.iterator.__next__
             return
-        self._given, self.began_ns = loader, recorder.clock()
+        self._given = loader
         session.torch_hooks.evaluations.end(None)
         recorder.end_taken()
         level = recorder.enter(EVAL, self.began_ns) if self._is_evaluation() else 0
@@ -230,7 +231,7 @@ class Loop(Generic[T]):
     def _note_first(self, batch: Any) -> None:
         """Note what is read from a batch once per pass."""
         self._first = False
-        self.recorder.begin_epoch()
+        self.recorder.epoch_start = True
         if self.samples is None:
             self.samples = sample_counter(batch)
         if self._tokens is not None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from threading import get_ident
+from types import FrameType, SimpleNamespace
 from typing import Any, Literal
 from weakref import ref
 
@@ -20,6 +21,8 @@ from gpuwatch.ledger.states import EVAL, OTHER
 _TEACHES, _OF_TEACHER = 5, 2
 """So many steps in a row begin with so few passes without gradients: those are no evaluation."""
 APART = 4  # what comes so many steps after the last time is not a part of each step
+_ENTERS = "_maybe_set_eval_frame", "set_eval_frame"  # by which torch's compiler enters a function, since 2.6 and before
+_COMPILED: Any = SimpleNamespace(training=True)
 _DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
 
 
@@ -49,9 +52,10 @@ class OptimizerSteps:
         self._awaits_more = False  # whether such a forward pass is waited for
         self._is_inside = False  # a backward pass, or an optimizer's step
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
-        self._is_hidden = False  # a compiled function calls the model
-        self._is_opaque = False  # one was called while a module was awaited: it may call the model
+        self._is_hidden = False  # a compiled function may call the model, and is not seen
         self._compiled: Any = None  # the class of compiled models, once it is prepared for hooks
+        self._frame, self._entered_module = 0, None  # that which calls a compiled model or function now, and this
+        self._awaits_next = False  # whether the next forward pass is waited for after it
         self._patches = Patches()
         self.on_compiler: Callable[[], None] = lambda: None  # called when it is there, before hooks are added
         self._owner = object()
@@ -78,8 +82,8 @@ class OptimizerSteps:
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
         self._recorder.end_gap(0)
-        self._pass = 0
-        return remove_hooks(self._forward_hooks)
+        awaited, self._pass, self._awaits_next = self._awaits_next, 0, False
+        return remove_hooks(self._forward_hooks) or awaited
 
     def end(self, now_ns: int) -> None:
         """The run ends. What followed the last optimizer step was no step."""
@@ -119,7 +123,7 @@ class OptimizerSteps:
         if call is None:
             remove_hooks(self._call_hooks)
             self._awaited = []
-        elif (modules := self._modules()) is not None and not (self._is_opaque and call != self._note_call):
+        elif (modules := self._modules()) is not None:
             self._awaited.append(call)
             if not self._call_hooks:
                 register = modules.register_module_forward_pre_hook
@@ -176,7 +180,7 @@ class OptimizerSteps:
         if self.is_covered():
             self.give_way()
             return
-        is_bare = owner is self._owner and (self._is_hidden or bool(self._forward_hooks))  # no call was seen since
+        is_bare = owner is self._owner and self._is_bare
         if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
             return  # or one more optimizer of the same step
         is_pythons = get_ident() in getattr(threading, "_active", {})  # another one cannot claim the recorder
@@ -195,18 +199,28 @@ class OptimizerSteps:
         recorder.begin_step(self._owner, now, by_optimizer=True)
         self._of_last[self._bounded_by], self._followed, self._backwards = self._followed, set(), 0
         self._bounded_by = optimizer
-        if not is_bare and not self._is_hidden:
-            recorder.begin_part(DATA_WAIT, now)
         self._await_forward()
+        if not is_bare and not self._is_hidden:
+            recorder.begin_part(DATA_WAIT, recorder.clock())  # without what this has taken
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether no forward pass of the open step was seen."""
+        return self._is_hidden or bool(self._forward_hooks) or self._awaits_next
 
     def _modules(self) -> Any:
-        """Return torch's functions that add hooks of modules; None where a compiled function calls the model: torch would compile it again with each."""
-        compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+        """Return torch's functions that add hooks of modules; None where a compiled function may call the model: torch would compile it again with each."""
+        compiler = sys.modules.get("torch._dynamo.eval_frame")
+        compiled = getattr(compiler, "OptimizedModule", None)
         if compiled is not self._compiled:
             self._compiled = compiled
             self.on_compiler()
             self._patches.wrap(compiled, "__call__", self._call_compiled)
-        return None if self._is_hidden else sys.modules["torch.nn.modules.module"]
+            enters = next((name for name in _ENTERS if hasattr(compiler, name)), None)
+            self._is_hidden = enters is None
+            if enters is not None:
+                self._patches.wrap(compiler, enters, self._set_compiled)
+        return None if self._is_hidden or self._frame else sys.modules["torch.nn.modules.module"]
 
     def _await_forward(self) -> None:
         if (modules := self._modules()) is not None:
@@ -214,31 +228,45 @@ class OptimizerSteps:
                 modules.register_module_forward_pre_hook(lambda module, _: self.guarded(self._begin_forward, module)),
                 modules.register_module_forward_hook(lambda module, *_: self.guarded(self._end_forward, module)),
             ]
+        self._awaits_next |= self._frame != 0
 
     def _call_compiled(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a model that is compiled as a whole without hooks: torch warns of them, and would compile it again."""
-        if self._recorder.thread != get_ident():
-            return original(module, *args, **kwargs)
-        for hooks, call in ((self._call_hooks, self._note_calls), (self._forward_hooks, self._begin_forward)):
-            if hooks:
-                self.guarded(call, module)
-        awaited = remove_hooks(self._forward_hooks)  # it is a pass without gradients
+        """Call a model that is compiled as a whole."""
+        self._enter_compiled(module, frame := sys._getframe())
         try:
             return original(module, *args, **kwargs)
         finally:
-            if awaited:
+            self._leave_compiled(frame)
+
+    def _set_compiled(self, original: Callable[[Any], Any], callback: Any) -> Any:
+        """Torch begins a compiled function, by a callback, or ends it: to a loop it is a module, unless it may be the optimizer."""
+        frame = sys._getframe(2)
+        if callable(callback) and frame.f_code.co_name != "__enter__":  # of a context, which ends in another frame
+            self._enter_compiled(_COMPILED, frame)
+            return original(callback)
+        before = original(callback)
+        self._leave_compiled(frame)
+        return before
+
+    def _enter_compiled(self, module: Any, frame: FrameType) -> None:
+        """Remove the hooks of modules: torch warns of them, and would compile again. What they do is done here."""
+        if self._frame or self._recorder.thread != get_ident():
+            return
+        may_be_optimizer = self._backwards and self._recorder.step_owner is self._owner
+        if module is not _COMPILED or not may_be_optimizer:
+            for hooks, call in ((self._call_hooks, self._note_calls), (self._forward_hooks, self._begin_forward)):
+                if hooks:
+                    self.guarded(call, module)
+        self._awaits_next = remove_hooks(self._forward_hooks)  # it is a pass without gradients, or none
+        self._frame, self._entered_module = id(frame), module
+
+    def _leave_compiled(self, frame: FrameType) -> None:
+        if self._frame == id(frame):
+            module, awaits = self._entered_module, self._awaits_next
+            self._frame, self._entered_module, self._awaits_next = 0, None, False
+            if awaits:
                 self.guarded(self._end_forward, module)
                 self.guarded(self._await_forward)
-
-    def compiles(self) -> None:
-        """Torch compiles a function: if that was to call a model, steps have no wait from now on, and passes are not known to be evaluations."""
-        if self._recorder.thread != get_ident() or self._await_no_more():  # in the latter case an optimizer's step
-            return
-        self._is_hidden |= bool(self._forward_hooks) or self._note_call in self._awaited
-        self._is_opaque |= bool(self._call_hooks)
-        self.await_call()
-        if self._forward_hooks:
-            self.guarded(self._compute, self._recorder.clock())
 
     def _begin_forward(self, module: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
@@ -327,7 +355,7 @@ class OptimizerSteps:
         if recorder.step_owner is not self._owner or recorder.thread != get_ident():
             return
         self._is_inside = True  # it may make passes of its own
-        is_bare = self._is_hidden or bool(self._forward_hooks)  # no module was called in the step
+        is_bare = self._is_bare
         if not self._await_no_more() and is_bare and recorder.activity is not DATA_WAIT:
             self._begin()
 
@@ -335,7 +363,7 @@ class OptimizerSteps:
         """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
         if self._pass == id(module):
             self._pass = 0
-            self._recorder.begin_gap(self._recorder.clock())
+            self._recorder.gap_since_ns = self._recorder.clock()
 
 
 def _recorded() -> int:
