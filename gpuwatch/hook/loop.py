@@ -231,7 +231,7 @@ class Loop(Generic[T]):
     def _note_first(self, batch: Any) -> None:
         """Note what is read from a batch once per pass."""
         self._first = False
-        self.recorder.epoch_start = True
+        self.recorder.begin_epoch()
         if self.samples is None:
             self.samples = sample_counter(batch)
         if self._tokens is not None:

@@ -168,6 +168,10 @@ class Recorder:
             return self.activity
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
 
+    def begin_gap(self, now_ns: int) -> None:
+        """A forward pass without gradients has ended: what follows until the next one is a gap."""
+        self.gap_since_ns = now_ns
+
     def end_gap(self, now_ns: int) -> None:
         """The next forward pass begins. 0: there is none, and the gap is dropped."""
         if self.gap_since_ns and now_ns:
@@ -224,6 +228,10 @@ class Recorder:
     def set_samples(self, samples: int) -> None:
         """Set the open step's number of samples."""
         self.samples = events.known_count(samples)
+
+    def begin_epoch(self) -> None:
+        """The open step is the first of a pass over a loader."""
+        self.epoch_start = True
 
     def sample_after(self, fetches: int) -> None:
         """Sample the fetch that comes after so many."""

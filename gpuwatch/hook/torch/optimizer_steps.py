@@ -199,9 +199,9 @@ class OptimizerSteps:
         recorder.begin_step(self._owner, now, by_optimizer=True)
         self._of_last[self._bounded_by], self._followed, self._backwards = self._followed, set(), 0
         self._bounded_by = optimizer
-        self._await_forward()
         if not is_bare and not self._is_hidden:
-            recorder.begin_part(DATA_WAIT, recorder.clock())  # without what this has taken
+            recorder.begin_part(DATA_WAIT, now)
+        self._await_forward()
 
     @property
     def _is_bare(self) -> bool:
@@ -363,7 +363,7 @@ class OptimizerSteps:
         """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
         if self._pass == id(module):
             self._pass = 0
-            self._recorder.gap_since_ns = self._recorder.clock()
+            self._recorder.begin_gap(self._recorder.clock())
 
 
 def _recorded() -> int:

@@ -283,7 +283,7 @@ def test_a_compiled_optimizer_is_no_forward_pass(training: Training, has_modules
 def test_a_part_of_the_optimizer_that_is_compiled_is_no_forward_pass(training: Training) -> None:
     """As Muon's."""
     of_update, _ = compiled(lambda x: x * 2)
-    training.optimizers[0].register_step_pre_hook(lambda *_: None if len(of_update(torch.ones(2))) else None)
+    training.optimizers[0].register_step_pre_hook(lambda *_: of_update(torch.ones(2)).tolist() and None)
     for _ in range(11):
         training.clock.sleep_ms(3)
         (torch.ones(1, 2) @ training.model.weight).sum().backward()
