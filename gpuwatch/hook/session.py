@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
     from gpuwatch.hook.trackers import LiveLog, Notebook
 
-_NOTES = (
-    "GPUWATCH_AUTO_NOTES"  # of `gpuwatch run`: a file with the pid of each process below which a verdict was printed
-)
+_NOTES = "GPUWATCH_AUTO_NOTES"  # of `gpuwatch run`: a file of the pids below which a verdict was printed
 _of_thread = local()
 _EARLY_NS = 60_000_000_000  # age of a run from which one line is printed in a first pass that has not ended
 
