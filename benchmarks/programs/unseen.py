@@ -82,6 +82,32 @@ def compiled_step_of_short_passes(clock: Clock) -> None:
     train(clock, made(jpeg, 16, count=480), step)
 
 
+@program("eval_share", seconds=9)
+def evaluated_by_a_compiled_function(clock: Clock) -> None:
+    """A loader that keeps up; every ten steps the compiled loss of held-out rows without gradients, and without `eval()`."""
+    net, (images, labels) = mlp(), IN_MEMORY.tensors
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    @torch.compile(backend="aot_eager")
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(net(x), y)
+
+    clock.begin()
+    for number, (x, y) in enumerate(itertools.chain.from_iterable(itertools.repeat(DataLoader(IN_MEMORY, 32)))):
+        if clock.got():
+            return
+        optimizer.zero_grad()
+        loss_of(x, y).backward()
+        optimizer.step()
+        clock.done()
+        if number % 10 == 9:
+            clock.left()
+            with torch.no_grad():
+                for _ in range(20):
+                    loss_of(images[:512], labels[:512])
+            clock.resumed()
+
+
 class _Repeat:
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
