@@ -60,6 +60,7 @@ class Work:
         by_optimizer = watch.session.torch_hooks.optimizer
 
         def loop(count: int) -> Times:
+            by_optimizer.give_way()
             by_optimizer.remove()
             return plain(count)
 
@@ -343,11 +344,11 @@ def lightning_device_stats() -> Pair:
 
 
 def lightning_gpuwatch() -> Pair:
+    """With a Watch for each `fit`, as what it adds to steps without a loader, and replaces, stays until it is closed."""
     from gpuwatch.integrations.lightning import GpuWatchCallback
 
     work = Work()
-    watch = Watch(quiet=True, endpoint=NO_AGENT)
-    return Pair(_lightning(work), _lightning(work, callbacks=lambda: [GpuWatchCallback(watch=watch)]), watch.close)
+    return Pair(_lightning(work), _lightning(work, callbacks=lambda: [GpuWatchCallback(quiet=True, endpoint=NO_AGENT)]))
 
 
 def traceml() -> Pair:

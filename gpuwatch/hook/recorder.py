@@ -59,9 +59,9 @@ class Recorder:
         # The number of the innermost of them, 0 without any, and the last one given. Numbers are not reused, so that a loop
         # which is collected late (a kept iterator, a cycle) cannot close another one's phase.
         self.level = self._serial = 0
-        self.countdown = 1  # fetches until the next one that is sampled, over all loops
+        self.countdown = 1  # fetches, or declared steps, until the next one that is sampled, over all loops
         self.fetches = FetchEvidence()
-        self.gap_since_ns = 0  # when a forward pass without gradients ended: a gap until the next one begins
+        self.gap_since_ns = 0  # when a forward pass without gradients ended: what follows until the next one is a gap
         self.gaps_ns = 0  # those so far
         self.meter = Meter()
         self.timeline: DeviceTimeline | None = None  # the device's timeline, once the user's code has set a device up
@@ -168,16 +168,6 @@ class Recorder:
             return self.activity
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
 
-    def begin_gap(self, now_ns: int) -> None:
-        """A forward pass without gradients has ended: what follows until the next one is a gap."""
-        self.gap_since_ns = now_ns
-
-    def end_gap(self, now_ns: int) -> None:
-        """The next forward pass begins. 0: there is none, and the gap is dropped."""
-        if self.gap_since_ns and now_ns:
-            self.gaps_ns += now_ns - self.gap_since_ns
-        self.gap_since_ns = 0
-
     def next_step(self, owner: object, at_ns: int, follows: bool) -> bool:
         """End the open step (the owner's if `follows`) and wait for the next one's batch; return whether its fetch is to be sampled."""
         if follows:
@@ -219,23 +209,6 @@ class Recorder:
                 timeline.copy_ends(copy)
             self.transfer_ns += self.clock() - begin
             self.activity = IN_STEP
-
-    def set_copied(self, before_ns: int, begin_ns: int) -> None:
-        """Set the open fast step's time in copies: `before_ns` and what has passed since `begin_ns`. Nothing where the step began later."""
-        if self.steady is not None and self.begin_ns <= begin_ns:
-            self.transfer_ns = before_ns + self.clock() - begin_ns
-
-    def set_samples(self, samples: int) -> None:
-        """Set the open step's number of samples."""
-        self.samples = events.known_count(samples)
-
-    def begin_epoch(self) -> None:
-        """The open step is the first of a pass over a loader."""
-        self.epoch_start = True
-
-    def sample_after(self, fetches: int) -> None:
-        """Sample the fetch that comes after so many."""
-        self.countdown = fetches
 
     # Any step, declared ones too ------------------------------------------------------------------------------------
 
@@ -300,10 +273,6 @@ class Recorder:
             self.poll(at_ns)  # no step follows that would
         self._shut()
 
-    def second_batch(self, came: bool) -> None:
-        """The open step asked one more loader for a batch, which came, or the loader has come to its end."""
-        self.lacks_batch = not came and self.in_step and self.step_owner is not LOOSE
-
     def take(self, at_ns: int) -> None:
         """End the wait; the open step's loop was dropped with its first batch, and it lasts until the optimizer's last step before the next loop."""
         self.end_part(at_ns)
@@ -340,7 +309,8 @@ class Recorder:
         if not self.in_step:
             self.open(LOOSE, at_ns)
         self._credit(at_ns)
-        within, worked_ns = self._is_copying, at_ns - self.begin_ns - self.data_ns - self.transfer_ns
+        within = TRANSFERRING in (self.activity, *self.parts)  # a copy is open: this is a part of it
+        worked_ns = at_ns - self.begin_ns - self.data_ns - self.transfer_ns
         works = self.transfer_ns or worked_ns > _AT_ONCE_NS
         if part is DATA_WAIT and self.active_timeline is not None and works and self.activity is IN_STEP:
             self._divide(at_ns)  # the device may work on while this is waited for
@@ -361,7 +331,7 @@ class Recorder:
         if self.active_timeline is not None:
             if ended is DATA_WAIT:
                 self.active_timeline.begin(at_ns)
-            elif ended is TRANSFERRING and not self._is_copying:
+            elif ended is TRANSFERRING and TRANSFERRING not in (self.activity, *self.parts):
                 copy, self._copy = self._copy, None
                 self.active_timeline.copy_ends(copy)
         if not self.parts and self.step_owner is LOOSE:
@@ -380,11 +350,6 @@ class Recorder:
         self.in_step = True
         if self.active_timeline is not None:
             self.active_timeline.begin(at_ns)
-
-    @property
-    def _is_copying(self) -> bool:
-        """Whether a copy is open, inside another part or not: further copies are a part of it."""
-        return self.activity is TRANSFERRING or TRANSFERRING in self.parts
 
     def _divide(self, at_ns: int) -> None:
         """Continue the open step in a second piece, with a wait and device times of its own."""
@@ -483,7 +448,9 @@ class Recorder:
             self.log.append((events.UNVERIFIED,))
         begin = self.clock()
         self.poll(at_ns)
-        self.meter.harvested(at_ns, self.clock() - begin)
+        took_ns = self.clock() - begin
+        self.meter.last_harvest = at_ns, took_ns
+        self.meter.device_ns += took_ns
 
     def launched(self, *_: Any) -> None:
         """The optimizer has made its step: the last known launch. (Torch passes the optimizer and its arguments.)"""

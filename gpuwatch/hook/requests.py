@@ -81,7 +81,7 @@ class Requests:
             else:
                 self._steps_left -= 1
             self._recorder.leave_steady()
-            self._recorder.sample_after(1)
+            self._recorder.countdown = 1
             if not self._steps_left:
                 self.end_trace()
         except Exception as error:
@@ -136,10 +136,9 @@ class Requests:
              "startValue": 0, "endValue": len(taken), "samples": taken, "weights": [1] * len(taken)}
             for thread, taken in samples.items()
         ]  # fmt: skip
-        shared = {"frames": [{"name": name, "file": file, "line": line} for name, file, line in frames]}
         found = {
             "$schema": "https://www.speedscope.app/file-format-schema.json",
-            "shared": shared,
+            "shared": {"frames": [{"name": name, "file": file, "line": line} for name, file, line in frames]},
             "profiles": profiles,
         }
         Path(path).write_bytes(msgspec.json.encode(found))

@@ -22,7 +22,7 @@ from gpuwatch.errors import NoData
 from gpuwatch.hook.batches import loader_of_a_thread, loader_settings, size_bytes
 from gpuwatch.hook.identity import Membership, asynchronous_framework
 from gpuwatch.hook.loader_health import LoaderHealth
-from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
+from gpuwatch.hook.metering import FIRST_VISITS, QUICK_FETCH_NS, SAMPLE_EVERY, SAMPLE_QUICK_EVERY
 from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.requests import Requests
@@ -171,9 +171,10 @@ class Session:
 
     def visit_step(self) -> None:
         """Look for a device before a declared step, and pause or resume its timeline as the hook's cost demands."""
-        meter = self.recorder.meter
+        recorder, meter = self.recorder, self.recorder.meter
         meter.visits += 1
-        self.recorder.sample_after(1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY)
+        every = SAMPLE_QUICK_EVERY if recorder.clock() - recorder.begin_ns < QUICK_FETCH_NS else SAMPLE_EVERY
+        recorder.countdown = 1 if meter.visits <= FIRST_VISITS else every
         self.guard(self.torch_hooks.begin_step)
         self.hand_over()
 
@@ -270,7 +271,7 @@ class Session:
     def trained_nothing(self) -> bool:
         """Whether no optimizer of torch's made a step in the last pass, and no other framework computes here."""
         optimizer = self.torch_hooks.optimizer
-        return optimizer.is_installed and optimizer.count == self._trained_before and asynchronous_framework() is None
+        return bool(optimizer.hooks) and optimizer.count == self._trained_before and asynchronous_framework() is None
 
     def _print_verdict(self) -> None:
         """Print the verdict, if there was a step, and more than a moment has passed since the last one."""

@@ -107,8 +107,9 @@ class Watch:
             if (config := os.environ.get("GPUWATCH_CONFIG")) and _made <= 1:
                 self.session.guard(_read_config, "reading the configuration", Path(config))
             self.session.log_to("auto" if log is None and is_set("GPUWATCH_LOG") else log)
+            for earlier in open_watches:
+                earlier.session.torch_hooks.optimizer.is_covered = earlier._is_covered
             open_watches.append(self)
-            self.session.torch_hooks.optimizer.is_covered = self._is_covered
             self.session.guard(self.session.torch_hooks.phases.install)
             if step is not None:
                 self.session.count_from(lambda: step)

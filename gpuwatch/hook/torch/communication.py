@@ -126,9 +126,7 @@ def _is_ddp(model: Any) -> bool:
 def is_parallel(model: Any) -> bool:
     """Whether ranks wait for each other in a model's steps: by DDP, or by FSDP in the model or a part of it."""
     sharded = _classes("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
-    return _is_ddp(model) or bool(
-        sharded and any(isinstance(part, sharded) for part in getattr(model, "modules", tuple)())
-    )
+    return _is_ddp(model) or any(isinstance(part, sharded) for part in getattr(model, "modules", tuple)())
 
 
 def last_collectives() -> tuple[Collective, ...]:

@@ -28,11 +28,10 @@ class Evaluations:
     def __init__(self, recorder: Recorder, optimizer: OptimizerSteps) -> None:
         self._recorder, self._optimizer = recorder, optimizer
         made = functools.partial(TorchMethods, make=self._made)
-        self._methods = [made(("eval",), owner=operator.attrgetter("nn.Module"))]
-        self._methods += [
-            made(("__enter__", "__exit__"), owner=operator.attrgetter(name)) for name in ("no_grad", "inference_mode")
-        ]
-        self._train = made(("train",), owner=operator.attrgetter("nn.Module"))  # each part of a model is asked too
+        modules, *contexts = map(operator.attrgetter, ("nn.Module", "no_grad", "inference_mode"))
+        self._methods = [made(("__enter__", "__exit__"), owner=each) for each in contexts]
+        self._methods.append(made(("eval",), owner=modules))
+        self._train = made(("train",), owner=modules)  # each part of a model is asked too
         self._places: dict[tuple[int, int], int] = {}  # where one may begin: steps that had trained by the last time
         self._until: object = None  # the model, or the context, that ends it
         self._owner: object = None  # the loop in whose step it is; None between two loops

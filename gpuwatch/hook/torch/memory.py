@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 from gpuwatch.formatting import size
 
@@ -25,23 +26,18 @@ def peak_bytes() -> dict[str, int]:
 
 def explain(failure: type[BaseException] | None, batch_bytes: int | None, rank: int) -> str:
     """Return what is known of a lack of the GPU's memory that has ended the run, and write its snapshot; empty for any other end."""
-    torch, file = sys.modules.get("torch"), os.environ.get(SNAPSHOT)
-    if (
-        torch is None
-        or failure is None
-        or not issubclass(failure, torch.OutOfMemoryError)
-        or not (peak := peak_bytes())
-    ):
+    torch: Any = sys.modules.get("torch")
+    is_lack = torch is not None and failure is not None and issubclass(failure, torch.OutOfMemoryError)
+    if not is_lack or not (peak := peak_bytes()):
         return ""
     allocated, reserved = peak["allocated"], peak["reserved"]
     text = f"gpuwatch: out of GPU memory: at the peak {size(allocated)} in tensors, {size(reserved)} reserved by torch"
-    text += (
-        "" if batch_bytes is None else f"; a batch takes {size(batch_bytes)}, what is computed from it many times that"
-    )
+    if batch_bytes is not None:
+        text += f"; a batch takes {size(batch_bytes)}, what is computed from it many times that"
     text += ". Take a smaller batch and accumulate gradients, bf16, or torch.utils.checkpoint"
     if reserved - allocated > 0.1 * reserved:
         text += "; much was reserved and not used: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    if not file:
+    if not (file := os.environ.get(SNAPSHOT)):
         return f"{text}. {SNAPSHOT}=FILE writes what was live"
     file += f".rank{rank}" * (rank > 0)
     torch.cuda.memory._dump_snapshot(file)

@@ -8,14 +8,15 @@ of tensors, all of a step computes. And the count of optimizer steps distinguish
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from types import FrameType, SimpleNamespace
 from typing import Any, Literal
 from weakref import ref
 
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
-from gpuwatch.hook.torch.patches import Patches, remove_hooks
-from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
+from gpuwatch.hook.torch.patches import ModuleHook, Patches, remove_hooks
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, FAST_STEP, IN_STEP, LOOSE, TAKEN, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import EVAL, OTHER
 
 _TEACHES, _OF_TEACHER = 5, 2
@@ -23,6 +24,8 @@ _TEACHES, _OF_TEACHER = 5, 2
 APART = 4  # what comes so many steps after the last time is not a part of each step
 _ENTERS = "_maybe_set_eval_frame", "set_eval_frame"  # by which torch's compiler enters a function, since 2.6 and before
 _COMPILED: Any = SimpleNamespace(training=True)
+_BEFORE, _AFTER = "register_module_forward_pre_hook", "register_module_forward_hook"
+_BEGUN_EVERY_NS = 20_000_000  # of quick steps not each is looked at for what comes seldom, such as a device
 _DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
 
 
@@ -30,23 +33,26 @@ class OptimizerSteps:
     """Called after each step of any of torch's optimizers, in whichever thread makes it."""
 
     def __init__(self, recorder: Recorder, begin: Callable[[], None]) -> None:
-        """`begin` is called when a step bounded so begins to compute: not by the optimizer, whose hooks cannot be added to meanwhile."""
+        """`begin` is called when such a step, of quick ones not each, computes: not by the optimizer, whose hooks cannot be added to meanwhile."""
         self._recorder = recorder
         self._begin = begin
-        self._hooks: list[Any] = []  # after each step of an optimizer; once it bounds steps, before each too
+        self.stepped = partial(self.guarded, self._step)  # called after each step of an optimizer
+        self.hooks: list[Any] = []  # after each step of an optimizer; once it bounds steps, before each too
         self._bounded_by = 0  # the optimizer whose step began the open one
         self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
         self._evaluates = False  # whether its first step does not train
         self._recorded = 0  # how much autograd had recorded before that step, where no optimizer of torch's is known
         self._records = False  # whether it has recorded anything in the first step of any pass
-        self._call_hooks: list[Any] = []  # while the next call of any module is waited for
+        self._next_call = ModuleHook(_BEFORE, partial(self.guarded, self._note_calls))
         self._awaited: list[Callable[[Any], None]] = []  # what is called then
-        self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
+        self._next_forward = ModuleHook(_BEFORE, partial(self.guarded, self._begin_forward))  # the next with gradients
+        self._forward_end = ModuleHook(_AFTER, partial(self.guarded, self._end_forward))  # of one without gradients
+        self._begun_ns = 0  # when `begin` was last called in a steady step
         self._pass = 0  # the module whose pass without gradients is open
         self._bare = 0  # passes without gradients in this wait
         self._with_teacher = 0  # steps in a row that begin with a teacher's
         self._trained = self._in_mode_at = 0  # the module that is trained; `count` when it was last called otherwise
-        self._backwards = 0  # backward passes in the open step
+        self._backwards = self._backwards_before = 0  # backward passes in the open step, and in the one before
         self._followed = set[int]()  # those, by number, that one more forward pass has followed
         self._of_last: dict[int, set[int]] = {}  # the same of the last step that this optimizer began
         self._awaits_more = False  # whether such a forward pass is waited for
@@ -61,7 +67,7 @@ class OptimizerSteps:
         self._owner = object()
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
-        self.is_covered: Callable[[], bool] = lambda: False  # a Watch that was opened later has this thread's steps
+        self.is_covered: Callable[[], bool] | None = None  # a Watch that was opened later has this thread's steps
         self.count = self._count_at_drop = 0
         self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
         self._last: Callable[[], Any] = lambda: None  # the optimizer of the last of them
@@ -69,26 +75,31 @@ class OptimizerSteps:
 
     def install(self) -> None:
         """Count from now on, once torch's optimizers are loaded."""
-        if not self._hooks and (hook := at_each_optimizer_step(self.stepped)) is not None:
-            self._hooks.append(hook)
+        if not self.hooks and (hook := at_each_optimizer_step(self.stepped)) is not None:
+            self.hooks.append(hook)
 
     def remove(self) -> None:
         """Leave torch as it was."""
-        remove_hooks(self._hooks)
+        remove_hooks(self.hooks)
         self.await_call()
         self._leave_forward()
         self._patches.restore()
+        self._patches, self._compiled = Patches(), None
 
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
-        self._recorder.end_gap(0)
+        self._recorder.gap_since_ns = 0
         awaited, self._pass, self._awaits_next = self._awaits_next, 0, False
-        return remove_hooks(self._forward_hooks) or awaited
+        self._forward_end.remove()
+        return self._next_forward.remove() or awaited
 
     def end(self, now_ns: int) -> None:
         """The run ends. What followed the last optimizer step was no step."""
-        if self._recorder.step_owner is self._owner:
-            self._recorder.abandon(now_ns, OTHER)
+        recorder = self._recorder
+        if recorder.step_owner is self._owner:
+            if recorder.doing() is DATA_WAIT:  # which is a part of it
+                recorder.parts.pop()
+            recorder.abandon(now_ns, OTHER)
 
     def give_way(self) -> None:
         """A pass over a loader begins: what followed the last optimizer step, a warm-up's for example, was no wait of a step."""
@@ -121,15 +132,13 @@ class OptimizerSteps:
     def await_call(self, call: Callable[[Any], None] | None = None) -> None:
         """Have this called, too, with the next module that the training thread calls; None: wait for none any more."""
         if call is None:
-            remove_hooks(self._call_hooks)
+            self._next_call.remove()
             self._awaited = []
-        elif (modules := self._modules()) is not None:
+        elif self._may_hook():
             self._awaited.append(call)
-            if not self._call_hooks:
-                register = modules.register_module_forward_pre_hook
-                self._call_hooks.append(register(lambda module, _: self.guarded(self._note_calls, module)))
+            self._next_call.add()
 
-    def _note_calls(self, module: Any) -> None:
+    def _note_calls(self, module: Any, *_: Any) -> None:
         awaited = self._awaited
         if self._recorder.thread == get_ident():
             self.await_call()  # none stays while a compiled model runs
@@ -141,18 +150,10 @@ class OptimizerSteps:
         first = next(iter(getattr(self._last(), "param_groups", ())), {"params": ()})["params"][:1]
         return any(each is parameter for each in first for parameter in model.parameters())
 
-    @property
-    def is_installed(self) -> bool:
-        return bool(self._hooks)
-
     def feeds_one_batch(self) -> bool:
         """Note that a pass was dropped with its first batch; return whether the one before was too, and few steps were between them."""
         before, self._count_at_drop = self._count_at_drop, self.count
         return 0 < self.count - before <= MOST_TAKEN
-
-    def stepped(self, optimizer: Any, *_: Any) -> None:
-        """End the open step, if it is bounded by this, and begin the next one. (Torch passes its arguments too.)"""
-        self.guarded(self._step, optimizer)
 
     def guarded(self, call: Callable[..., None], *arguments: object) -> None:
         """Call it. After an error nothing is done any more: training goes on without."""
@@ -164,20 +165,36 @@ class OptimizerSteps:
             self._has_failed = True
             self._recorder.failed("bounding steps by the optimizer", error)
 
-    def _step(self, of: Any) -> None:
-        optimizer = id(of)
+    def _step(self, of: Any, *_: Any) -> None:
+        """End the open step, if it is bounded by this, and begin the next one. (Torch passes its arguments too.)"""
+        recorder, owner, optimizer = self._recorder, self._recorder.step_owner, id(of)
         self.count += 1
         self._is_inside = False
+        is_usual = (
+            recorder.steady is self._owner and recorder.batch_ready_ns and self._backwards < 2 and not self._frame
+        )
+        if is_usual and recorder.thread == get_ident() and not (self.is_covered and self.is_covered()):
+            now = recorder.clock()
+            fed_ns, copied_ns = recorder.batch_ready_ns, recorder.transfer_ns
+            recorder.log.append((FAST_STEP, recorder.begin_ns, now, fed_ns, copied_ns, recorder.samples))
+            recorder.begin_ns = now
+            recorder.batch_ready_ns = recorder.transfer_ns = 0
+            recorder.samples = UNKNOWN_SAMPLES
+            recorder.parts.append(IN_STEP)  # the wait is a part of the next one, until that is popped
+            recorder.bounded_steps += 1
+            self._of_last.pop(self._bounded_by, None)
+            self._bounded_by, self._backwards = optimizer, 0
+            self._next_forward.add()
+            return
         if self.count == 1:
             self.on_first()
-        recorder, owner = self._recorder, self._recorder.step_owner
         is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
             if self._trained_ns != recorder.begin_ns:
                 self._trained_ns, self.trained_steps = recorder.begin_ns, self.trained_steps + 1
                 self._last = ref(of)
             return  # a step of a watched loop, or a declared one
-        if self.is_covered():
+        if self.is_covered and self.is_covered():
             self.give_way()
             return
         is_bare = owner is self._owner and self._is_bare
@@ -187,17 +204,18 @@ class OptimizerSteps:
         if recorder.thread != get_ident() and not (is_pythons and recorder.claim_thread()):
             return
         now = recorder.clock()
+        recorder.leave_steady()
         if is_bare:
             self._leave_forward()
             if recorder.activity is DATA_WAIT:  # the first such step: what of it was no wait is not known
-                recorder.end_part(now)
                 self.end(now)
-        if len(self._hooks) == 1:
-            self._hooks.append(at_each_optimizer_step(lambda *_: self.guarded(self._optimizer_begins), "pre"))
+        if len(self.hooks) == 1:
+            self.hooks.append(at_each_optimizer_step(partial(self.guarded, self._optimizer_begins), "pre"))
             self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
         recorder.end_step(now)
         recorder.begin_step(self._owner, now, by_optimizer=True)
-        self._of_last[self._bounded_by], self._followed, self._backwards = self._followed, set(), 0
+        self._of_last[self._bounded_by], self._followed = self._followed, set()
+        self._backwards_before, self._backwards = self._backwards, 0
         self._bounded_by = optimizer
         if not is_bare and not self._is_hidden:
             recorder.begin_part(DATA_WAIT, now)
@@ -206,28 +224,23 @@ class OptimizerSteps:
     @property
     def _is_bare(self) -> bool:
         """Whether no forward pass of the open step was seen."""
-        return self._is_hidden or bool(self._forward_hooks) or self._awaits_next
+        return self._is_hidden or self._next_forward.is_on or self._awaits_next
 
-    def _modules(self) -> Any:
-        """Return torch's functions that add hooks of modules; None where a compiled function may call the model: torch would compile it again with each."""
-        compiler = sys.modules.get("torch._dynamo.eval_frame")
-        compiled = getattr(compiler, "OptimizedModule", None)
-        if compiled is not self._compiled:
-            self._compiled = compiled
+    def _may_hook(self) -> bool:
+        """Whether modules may have hooks: not where a compiled function may call the model, which torch would compile again with each."""
+        if self._compiled is None and (compiler := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+            self._compiled = getattr(compiler, "OptimizedModule", None)
             self.on_compiler()
-            self._patches.wrap(compiled, "__call__", self._call_compiled)
+            self._patches.wrap(self._compiled, "__call__", self._call_compiled)
             enters = next((name for name in _ENTERS if hasattr(compiler, name)), None)
             self._is_hidden = enters is None
             if enters is not None:
                 self._patches.wrap(compiler, enters, self._set_compiled)
-        return None if self._is_hidden or self._frame else sys.modules["torch.nn.modules.module"]
+        return not (self._is_hidden or self._frame)
 
     def _await_forward(self) -> None:
-        if (modules := self._modules()) is not None:
-            self._forward_hooks = [
-                modules.register_module_forward_pre_hook(lambda module, _: self.guarded(self._begin_forward, module)),
-                modules.register_module_forward_hook(lambda module, *_: self.guarded(self._end_forward, module)),
-            ]
+        if self._may_hook():
+            self._next_forward.add()
         self._awaits_next |= self._frame != 0
 
     def _call_compiled(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -254,10 +267,11 @@ class OptimizerSteps:
             return
         may_be_optimizer = self._backwards and self._recorder.step_owner is self._owner
         if module is not _COMPILED or not may_be_optimizer:
-            for hooks, call in ((self._call_hooks, self._note_calls), (self._forward_hooks, self._begin_forward)):
-                if hooks:
+            for hook, call in ((self._next_call, self._note_calls), (self._next_forward, self._begin_forward)):
+                if hook.is_on:
                     self.guarded(call, module)
-        self._awaits_next = remove_hooks(self._forward_hooks)  # it is a pass without gradients, or none
+        self._awaits_next = self._next_forward.remove()  # it is a pass without gradients, or none
+        self._forward_end.remove()
         self._frame, self._entered_module = id(frame), module
 
     def _leave_compiled(self, frame: FrameType) -> None:
@@ -268,20 +282,32 @@ class OptimizerSteps:
                 self.guarded(self._end_forward, module)
                 self.guarded(self._await_forward)
 
-    def _begin_forward(self, module: Any) -> None:
+    def _begin_forward(self, module: Any, *_: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
-        recorder = self._recorder
-        trains = (sys.modules["torch"].is_grad_enabled() or _is_checkpointed()) and not self._is_in_mode(module)
+        recorder, records = self._recorder, sys.modules["torch"].is_grad_enabled()
+        is_usual = recorder.steady is self._owner and not recorder.batch_ready_ns and records and module.training
+        if is_usual and recorder.thread == get_ident():
+            self._next_forward.remove()
+            self._trained, self._with_teacher = id(module), 0
+            recorder.parts.pop()
+            recorder.batch_ready_ns = now = recorder.clock()
+            if now - self._begun_ns > _BEGUN_EVERY_NS:
+                self._begun_ns = now
+                self._begin()
+            return
+        trains = (records or _is_checkpointed()) and not self._is_in_mode(module)
         is_inner = not trains and self._pass not in (0, id(module))  # of another module's pass
         if recorder.thread != get_ident() or is_inner or (recorder.in_phase and not self._level):
             return
         if self._awaits_more and not trains:  # on the batch that was trained on, to log something
             return
         now = recorder.clock()
-        recorder.end_gap(now)
+        recorder.gaps_ns += now - (recorder.gap_since_ns or now)
+        recorder.gap_since_ns = 0
         if not trains:
             if self._with_teacher < _TEACHES:
                 self._pass = id(module)
+                self._forward_end.add()
                 self._bare += 1
                 if not self._level and recorder.step_owner is self._owner:
                     self._level = recorder.enter(EVAL, now)
@@ -311,13 +337,17 @@ class OptimizerSteps:
         if level:
             recorder.exit(level, now)
         self._leave_forward()
-        if self._awaits_more:
+        is_first, self._awaits_more = not self._awaits_more, False
+        if not is_first:
             self._followed.add(self._backwards)
-        else:
-            self._begin()
-        self._awaits_more = False
-        if recorder.step_owner is self._owner and recorder.activity is DATA_WAIT:
+        if recorder.step_owner is self._owner and recorder.doing() is DATA_WAIT:
+            recorder.leave_steady()
             recorder.end_part(now)
+            is_usual = is_first and self._backwards_before == 1 and self._compiled is not None
+            if is_usual and recorder.active_timeline is None and not (recorder.parts or recorder.lacks_batch):
+                recorder.become_steady()
+        if is_first:
+            self._begin()
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make a backward pass, after which the wait for the step's next batch begins, if one was taken there in the step before."""
@@ -329,13 +359,14 @@ class OptimizerSteps:
             return original(*args, **kwargs)
         finally:
             self._is_inside = False
-            self.guarded(self._end_backward)
+            self._backwards += 1
+            if recorder.steady is None or self._backwards > 1:
+                self.guarded(self._end_backward)
 
     def _end_backward(self) -> None:
         recorder = self._recorder
         self._await_no_more()
-        self._backwards += 1
-        if not (self._forward_hooks or self._is_hidden) and recorder.doing() is IN_STEP:
+        if not (self._next_forward.is_on or self._is_hidden) and recorder.doing() is IN_STEP:
             self._awaits_more = True
             if self._backwards in self._of_last.get(self._bounded_by, ()):
                 recorder.begin_part(DATA_WAIT, recorder.clock())
@@ -350,20 +381,20 @@ class OptimizerSteps:
                 self._recorder.end_part(self._recorder.clock())
         return awaited
 
-    def _optimizer_begins(self) -> None:
+    def _optimizer_begins(self, *_: Any) -> None:
         recorder = self._recorder
         if recorder.step_owner is not self._owner or recorder.thread != get_ident():
             return
         self._is_inside = True  # it may make passes of its own
         is_bare = self._is_bare
-        if not self._await_no_more() and is_bare and recorder.activity is not DATA_WAIT:
+        if is_bare and not self._await_no_more() and recorder.doing() is not DATA_WAIT:
             self._begin()
 
-    def _end_forward(self, module: Any) -> None:
+    def _end_forward(self, module: Any, *_: Any) -> None:
         """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
         if self._pass == id(module):
             self._pass = 0
-            self._recorder.begin_gap(self._recorder.clock())
+            self._recorder.gap_since_ns = self._recorder.clock()
 
 
 def _recorded() -> int:

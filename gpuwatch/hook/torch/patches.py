@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -61,12 +62,33 @@ class Patches:
                 setattr(owner, name, before)
 
 
-def remove_hooks(handles: list[Any]) -> bool:
-    """Remove these hooks of torch's; return whether there was any."""
-    was_any = bool(handles)
+class ModuleHook:
+    """A hook of all modules that comes and goes: registered once by torch's function of that name, then put where its handle says, in less time."""
+
+    def __init__(self, register: str, call: Callable[..., None]) -> None:
+        self._register, self._call = register, call
+        self._hooks: Any = None  # torch's own, by number
+        self._id, self.is_on = 0, False
+
+    def add(self) -> None:
+        if self._hooks is None:
+            handle = getattr(sys.modules["torch.nn.modules.module"], self._register)(self._call)
+            self._hooks, self._id = handle.hooks_dict_ref(), handle.id
+        self._hooks[self._id] = self._call
+        self.is_on = True
+
+    def remove(self) -> bool:
+        """Remove it; return whether it was there."""
+        was_on, self.is_on = self.is_on, False
+        if was_on:
+            self._hooks.pop(self._id, None)
+        return was_on
+
+
+def remove_hooks(handles: list[Any]) -> None:
+    """Remove these hooks of torch's."""
     while handles:
         handles.pop().remove()
-    return was_any
 
 
 def say_once(message: str) -> None:

@@ -44,11 +44,7 @@ class TransferWatch:
             self.methods.leave(name)
             return original(tensor, *args, **kwargs)
         recorder = self._recorder
-        acts = (
-            self.methods.loops
-            and (recorder.activity is IN_STEP if recorder.steady is None else recorder.batch_ready_ns)
-            and (recorder.thread == get_ident())
-        )
+        acts = self.methods.loops and recorder.doing() is IN_STEP and recorder.thread == get_ident()
         before_ns, begin = recorder.transfer_ns, recorder.clock()
         result = torch.overrides.handle_torch_function(
             lowest, (tensor, *args, *kwargs.values()), tensor, *args, **kwargs
@@ -78,9 +74,7 @@ class TransferWatch:
             """Return where a copy goes, "cpu" where it names no place."""
             if args:
                 return args[0] if isinstance(args[0], places) else "cuda" if always else "cpu"
-            place = kwargs.get("device")
-            if place is None:
-                place = kwargs.get("other")
+            place = kwargs.get("device", kwargs.get("other"))
             return place if place is not None else "cuda" if always else "cpu"
 
         known: Any = self  # a place that is no CPU; at first none
@@ -116,11 +110,8 @@ class TransferWatch:
             if recorder.thread != get_ident():
                 return original(tensor, *args, **kwargs)
             fed = device if device is not None and tensor.is_cpu and not _names_cpu(place_of(args, kwargs)) else None
-            if not (recorder.activity is IN_STEP if recorder.steady is None else recorder.batch_ready_ns) or not (
-                isinstance(args[0], places)
-                if args
-                else always or kwargs.get("device") is not None or kwargs.get("other") is not None
-            ):
+            has_place = always or kwargs.get("device", kwargs.get("other")) is not None
+            if recorder.doing() is not IN_STEP or not (isinstance(args[0], places) if args else has_place):
                 if fed is None or recorder.doing() is not DATA_WAIT:
                     return original(tensor, *args, **kwargs)
                 # A prefetcher copies on a stream of its own while a batch is fetched.
@@ -164,9 +155,8 @@ class TransferWatch:
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
             device = recorder.active_timeline
-            if device is None or recorder.activity is not IN_STEP or not methods.loops or tensor.is_cpu:
-                return original(tensor, *args, **kwargs)
-            if recorder.thread != get_ident():
+            is_idle = recorder.activity is not IN_STEP or not methods.loops
+            if device is None or is_idle or tensor.is_cpu or recorder.thread != get_ident():
                 return original(tensor, *args, **kwargs)
             begin = recorder.clock()
             result = original(tensor, *args, **kwargs)

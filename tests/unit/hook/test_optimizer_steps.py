@@ -16,6 +16,7 @@ import pytest
 import gpuwatch
 from gpuwatch.hook.batches import loader_settings
 from gpuwatch.hook.session import Session
+from gpuwatch.ledger.events import FAST_STEP
 from tests.unit.hook.fakes import Clock, fake_watch, turn
 
 torch = pytest.importorskip("torch")
@@ -80,6 +81,16 @@ def test_what_follows_a_warm_up_step_is_no_wait_of_the_loop_that_comes(training:
     assert states == {"startup": 40, "other": 3000, "input_wait": 24, "compute": 40}
     assert training.watch.report().steps == 4
     assert not training.watch.session.publisher.accounts.bounded_by_optimizer
+
+
+def test_a_loop_after_a_warm_up_step_takes_the_fast_path(training: Training) -> None:
+    """The wait that the warm-up had left open stayed so: each step of all later loops took the way of a nested one."""
+    training.step(0, 10, loops=3)
+    for _ in training.watch.steps(training.batches(40, 0.1)):
+        training.step(0, 10)
+    recorder = training.watch._recorder
+    assert recorder.parts == []
+    assert [entry[0] for entry in recorder.log].count(FAST_STEP) > 20
 
 
 def test_a_warm_up_on_noise_says_nothing_about_the_loop_that_follows(training: Training) -> None:
@@ -201,6 +212,42 @@ def test_steps_of_fewer_batches_than_the_one_before_wait_until_the_optimizer_beg
     assert states["input_wait"] == (12 - 9) + 12 + (6 + 1) + (12 - 6) + 12
     assert states["compute"] == (17 + 9) + 17 + 8 + (17 + 6) + 17
     assert training.watch.report().steps == 5
+
+
+def test_batches_of_a_step_are_noticed_in_the_midst_of_steps_of_one_batch(training: Training) -> None:
+    """The first such step shows several backward passes, the second one that a forward pass precedes each."""
+    for batches in (*[1] * 6, *[3] * 6, *[1] * 6):
+        accumulate(training, batches, clip_ms=1)
+    states = training.states_ms()
+    first, second, others = (3, 19), (3 + 3, 16), (9, 13)
+    last = 3 + 1, 4  # of one batch again: a second one is waited for until the optimizer begins
+    steps = [(3, 5)] * 5 + [first, second] + [others] * 4 + [last] + [(3, 5)] * 5
+    assert (states["input_wait"], states["compute"]) == tuple(map(sum, zip(*steps, strict=True)))
+    assert training.watch.report().steps == 17
+
+
+def test_usual_steps_take_the_fast_path_and_add_hooks_only_once(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To register and remove hooks of all modules in each step was half of what such a step cost."""
+    modules, registered = torch.nn.modules.module, []
+    for name in ("register_module_forward_pre_hook", "register_module_forward_hook"):
+        register = getattr(modules, name)
+        monkeypatch.setattr(modules, name, lambda hook, register=register: registered.append(hook) or register(hook))
+    training.optimizers[0].zero_grad()  # imports dynamo
+    training.step(5, 10, loops=20)
+    kinds = [entry[0] for entry in training.watch._recorder.log]
+    assert kinds.count(FAST_STEP) >= 16 and len(registered) == 1
+    with torch.no_grad():
+        roll_out(training, 3, env_ms=2)
+    with training.watch.data():
+        training.clock.sleep_ms(4)
+    training.step(5, 10, loops=20)
+    assert [entry[0] for entry in training.watch._recorder.log].count(FAST_STEP) >= 2 * 16 and len(registered) == 2
+    states = training.states_ms()
+    assert states == {"startup": 15, "input_wait": 38 * 5, "compute": 390, "eval": 3 * 3 + 4 + 5}
+    assert training.watch.report().steps == 39
+    assert training.watch.session.publisher.accounts.bounded_by_optimizer
 
 
 @pytest.mark.parametrize("batches", [1, 3])
@@ -758,9 +805,12 @@ def test_a_declared_phase_between_two_steps_is_no_gap_and_leaves_the_wait(traini
 def test_torch_is_left_as_it_was(training: Training) -> None:
     modules = torch.nn.modules.module
     training.step(0, 10, loops=2)
-    assert modules._global_forward_hooks, "the next pass is waited for"
+    assert modules._global_forward_pre_hooks, "the next pass is waited for"
+    with torch.no_grad():
+        training.model(torch.ones(1, 2))
+    assert modules._global_forward_pre_hooks and modules._global_forward_hooks, "its end is"
     training.model(torch.ones(1, 2))
-    assert not modules._global_forward_hooks, "none stays in a step"
+    assert not modules._global_forward_pre_hooks and not modules._global_forward_hooks, "none stays in a step"
     training.step(0, 10)
     training.watch.close()
     assert not modules._global_forward_hooks and not modules._global_forward_pre_hooks

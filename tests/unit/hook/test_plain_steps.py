@@ -97,3 +97,12 @@ def test_what_cannot_be_a_count_is_not_known_and_ends_no_publishing(watch: Watch
     [sent] = [message for message in reported(sender) if isinstance(message, wire.Steps)]
     assert sent.totals.steps == watch.report().steps == 6
     assert (watch.report().samples, watch.report().tokens or None) == (None, None)
+
+
+@pytest.mark.parametrize(("step_ms", "visits"), [(10, 4 + 24), (0.1, 4 + 3)])
+def test_of_quick_steps_fewer_look_for_a_device(watch: Watch, clock: Clock, step_ms: float, visits: int) -> None:
+    """To look takes as long as ten such steps do otherwise."""
+    for _ in range(100):
+        with watch.step(), watch.data():
+            clock.sleep_ms(step_ms)
+    assert watch._recorder.meter.visits == pytest.approx(visits, abs=1)
