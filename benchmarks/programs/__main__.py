@@ -41,6 +41,8 @@ PAGE = ROOT / "docs" / "evidence" / "programs.md"
 RIGHT, HELD = 0.95, 0.90
 TURNS = 3
 """How often a program is trained with and without the advice, in turn: cores of a virtual machine are faster and slower by a third within seconds."""
+SAMPLES_PER_S = 9
+"""Of the training thread's place, in the first two minutes of a run."""
 NOISE = 0.05
 """How far outside of its range an achieved gain may be: two trainings of the same program differ by that much on a machine that others use."""
 NICE = "GPUWATCH_BENCHMARK_NICE"
@@ -136,7 +138,11 @@ def measure(program: Program, compare: bool = True) -> dict[str, Any]:
         row["error"] = (outcome["input_wait_s"] or 0.0) / outcome["wall_s"] - row["share"]
     elif outcome.get("outside_s") and roots(outcome):
         row["share"] = outcome["outside_s"] / outcome["wall_s"]
-        row["error"] = roots(outcome)[0]["ratio"] - row["share"]
+        first = roots(outcome)[0]
+        row["error"], evidence = first["ratio"] - row["share"], first["evidence"][0]
+        if evidence["what"] == "Python in the step":
+            share, samples = evidence["value"], SAMPLES_PER_S * outcome["wall_s"]
+            row["deviation"] = 2 * (share * (1 - share) / samples) ** 0.5 * first["ratio"] / share
     advised = [
         found
         for each in roots(outcome)
@@ -169,6 +175,7 @@ def show(row: dict[str, Any]) -> str:
     truth = "nothing" if not program.causes else " or ".join(f"`{cause}`" for cause in program.causes)
     cause = f"`{named[0]['cause']}`" if named else "nothing"
     share = f"{row['share']:.1%} | {100 * row['error']:+.1f}" if "share" in row else " | "
+    share += f" ± {100 * row['deviation']:.0f}" if "deviation" in row else ""
     gain = " | | | "
     if "achieved" in row:
         low, high = row["range"]
@@ -186,13 +193,16 @@ _HEADER = """| program | how | what is wrong | named first | | waited | error, p
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """Return the figures of all rows."""
     ill, healthy = ([row for row in rows if bool(row["program"].causes) is which] for which in (True, False))
-    errors = sorted(abs(100 * row["error"]) for row in rows if "error" in row)
+    errors = sorted(abs(100 * row["error"]) for row in rows if "error" in row and "deviation" not in row)
+    sampled = [abs(row["error"]) <= row["deviation"] for row in rows if "deviation" in row]
     tried = [row for row in rows if "achieved" in row]
     text = f"**{sum(not row['faults'] for row in rows)} of {len(rows)} right** ({sum(not row['faults'] for row in ill)} of {len(ill)} with "
     text += f"something wrong; {sum(bool(roots(row['outcome'])) for row in healthy)} false alarms in {len(healthy)} others)."
     if errors:
         within = sum(error <= 1 for error in errors)
         text += f" Share of waiting: median error {median(errors):.2f} points, {within} of {len(errors)} within 1, the largest {errors[-1]:.1f}."
+    if sampled:
+        text += f" Shares of one function, which are counted in samples: {sum(sampled)} of {len(sampled)} within two standard deviations."
     if tried:
         slower = sum(row["achieved"] < 1 - NOISE for row in tried)
         text += f" Predictions: **{sum(map(holds, tried))} of {len(tried)} within their range**; advice that made it slower: {slower}."
@@ -213,8 +223,8 @@ def separately(rows: Sequence[dict[str, Any]]) -> str:
     text = """
 These were run by the same command with their names, and `--once`: no advice was followed. The labels of the programs of `unseen.py` and
 `tutorials.py` were written before gpuwatch had seen any of them. Of the twenty-one of `unseen.py` thirteen were right at first; of thirty-five
-habits of tutorials, of which twenty-one are kept, four were wrong, and a fifth still is (an evaluation by a compiled function, without `eval()`).
-What was wrong has been changed since, and one label and two clocks, so that this section only shows that it stays so. The same is true of the
+habits of tutorials, of which twenty-one are kept, five were wrong. What was wrong has been changed since, and one label and some clocks, so that
+this section only shows that it stays so. The same is true of the
 eighteen of `heldout.py` above, the most telling of 70: four of the 70 were given a wrong cause or verdict at first, and the words were wrong or
 vague for eight more.
 """

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from . import Clock, decode, program, workers
 from .habits import IN_MEMORY
-from .loaders import Items, conv_net, image, jpeg, made, mlp, step_of, tokenize, train, train_pass
+from .loaders import Items, conv_net, image, jpeg, made, mlp, step_of, tokenize, train, train_pass, train_without_loader
 
 TEXT = "the quick brown fox jumps over the lazy dog " * 60
 
@@ -40,7 +40,7 @@ class Language(nn.Module):
         return self.head(F.gelu(self.cell(self.embed(x))))
 
 
-@program("outside_torch", says="tokens_of|tokenize", seconds=9, clocked=False)
+@program("outside_torch", says="tokens_of|tokenize", seconds=9)
 def compiled_loss_of_any_length(clock: Clock) -> None:
     """No loader; a compiled function that calls the model, on texts of several lengths, with a graph break."""
     net, lengths = Language(), itertools.cycle((64, 64, 96, 96, 128))
@@ -56,9 +56,9 @@ def compiled_loss_of_any_length(clock: Clock) -> None:
     clock.begin()
     while True:
         x = tokens_of(24, next(lengths), times=4)
+        optimizer.zero_grad()
         if clock.got():
             return
-        optimizer.zero_grad()
         loss_of(x).backward()
         optimizer.step()
         clock.done()
@@ -80,6 +80,32 @@ def compiled_step_of_short_passes(clock: Clock) -> None:
         optimizer.step()
 
     train(clock, made(jpeg, 16, count=480), step)
+
+
+@program("eval_share", seconds=9)
+def evaluated_by_a_compiled_function(clock: Clock) -> None:
+    """A loader that keeps up; every ten steps the compiled loss of held-out rows without gradients, and without `eval()`."""
+    net, (images, labels) = mlp(), IN_MEMORY.tensors
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    @torch.compile(backend="aot_eager")
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(net(x), y)
+
+    clock.begin()
+    for number, (x, y) in enumerate(itertools.chain.from_iterable(itertools.repeat(DataLoader(IN_MEMORY, 32)))):
+        if clock.got():
+            return
+        optimizer.zero_grad()
+        loss_of(x, y).backward()
+        optimizer.step()
+        clock.done()
+        if number % 10 == 9:
+            clock.left()
+            with torch.no_grad():
+                for _ in range(20):
+                    loss_of(images[:512], labels[:512])
+            clock.resumed()
 
 
 class _Repeat:
@@ -145,14 +171,7 @@ def render_scene(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train_from(held: queue.Queue[Any], clock: Clock) -> None:
-    step = step_of(mlp())
-    clock.begin()
-    while True:
-        x, y = held.get()
-        if clock.got():
-            return
-        step(x, y)
-        clock.done()
+    train_without_loader(clock, iter(held.get, None), mlp())
 
 
 @program("outside_torch", says="render_scene")
@@ -220,19 +239,22 @@ def critic_five_times_as_often(clock: Clock) -> None:
     first, second = torch.optim.RMSprop(critic.parameters(), 5e-5), torch.optim.RMSprop(maker.parameters(), 5e-5)
     clock.begin()
     for number in itertools.count(1):
-        x = draw_real(64)
+        x, noise = draw_real(64), torch.randn(64, 64)
+        first.zero_grad()
         if clock.got():
             return
-        first.zero_grad()
-        (critic(maker(torch.randn(64, 64)).detach()).mean() - critic(x).mean()).backward()
+        (critic(maker(noise).detach()).mean() - critic(x).mean()).backward()
         first.step()
+        clock.done()
         for each in critic.parameters():
             each.data.clamp_(-0.01, 0.01)
         if number % 5 == 0:
             second.zero_grad()
-            (-critic(maker(torch.randn(64, 64))).mean()).backward()
+            noise = torch.randn(64, 64)
+            clock.got()
+            (-critic(maker(noise)).mean()).backward()
             second.step()
-        clock.done()
+            clock.done()
 
 
 def micro_batch() -> torch.Tensor:
@@ -405,11 +427,14 @@ def a_loader_for_each_step(clock: Clock) -> None:
     clock.begin()
     while True:
         buffer[random.randrange(500)] = random.randrange(10_000)
-        for x, y in DataLoader(torch.utils.data.Subset(Items(jpeg), random.sample(buffer, 16)), batch_size=16):
+        loader = DataLoader(torch.utils.data.Subset(Items(jpeg), random.sample(buffer, 16)), batch_size=16)
+        clock.resumed()  # to make a loader is no wait for it
+        for x, y in loader:
             if clock.got():
                 return
             step(x, y)
             clock.done()
+        clock.exhausted()
 
 
 @program("input_single_process", says=r"loader\s+over\s+Items")

@@ -2,7 +2,9 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, NoReturn
 
 import typer
@@ -41,6 +43,10 @@ def run(
         _end(_NOT_FOUND, f"{name}: no such program")
     try:
         wanted = {f"GPUWATCH_{name}": "1" for name, on in (("TRACE", trace), ("BREAKDOWN", breakdown)) if on}
+        with suppress(OSError):  # a process that prints a verdict notes there which ones have started it
+            notes = TemporaryFile()  # noqa: SIM115  the program keeps it
+            os.set_inheritable(notes.fileno(), True)
+            wanted["GPUWATCH_AUTO_NOTES"] = f"/proc/{os.getpid()}/fd/{notes.fileno()}"
         os.execve(program, command, environment({**os.environ, **wanted}, command))
     except OSError as error:
         _end(_NOT_EXECUTABLE, f"{name}: {error.strerror}")

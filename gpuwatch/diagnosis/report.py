@@ -240,8 +240,7 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
         text = f"the host waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
         return Verdict("unknown", ratio, f"{text}, so it is not known for how much of that the device was idle")
     if window.bounded_by_optimizer:
-        where = "between an optimizer step and the next forward pass, outside of torch"
-        text = f"{percent(ratio)} of the time was spent {where}"
+        text = f"{percent(ratio)} of the time was spent between an optimizer step and the next forward pass"
     name = "host" if window.bounded_by_optimizer else "input"
     return Verdict(name, ratio, text + excluded + _by_host_clock(window))
 
@@ -261,7 +260,7 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
     good = "the GPU is saturated" if "gpu_saturated" in found else "the input keeps up"
     text = f"healthy: {percent(share)} of the time is compute, {good}"
     if waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:
-        what = "spent outside of torch" if window.bounded_by_optimizer else "data wait"
+        what = "spent before forward passes" if window.bounded_by_optimizer else "data wait"
         text = f"mostly compute; {percent(waited)} of the time is {what}: at most {1 / (1 - waited):.1f}× the throughput without it"
         text += _by_host_clock(window)
     parts = {state: window.share(state) for state in (st.EVAL, st.CHECKPOINT)} | dict(window.declared)

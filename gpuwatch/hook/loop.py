@@ -34,9 +34,10 @@ class Loop(Generic[T]):
         of_framework: bool = False,
     ) -> None:
         """`of_framework`: these are a framework's requests, which have no settings, and whose end prints no verdict."""
+        self.recorder = recorder = session.recorder
+        self.began_ns = recorder.clock()
         session.start()
         self._session = session
-        self.recorder = recorder = session.recorder
         self.to = to
         self.samples = samples
         self._tokens = tokens
@@ -52,7 +53,7 @@ class Loop(Generic[T]):
             self.iterator = iter(loader)
             self.fetch = self.iterator.__next__
             return
-        self._given, self.began_ns = loader, recorder.clock()
+        self._given = loader
         session.torch_hooks.evaluations.end(None)
         recorder.end_taken()
         level = recorder.enter(EVAL, self.began_ns) if self._is_evaluation() else 0

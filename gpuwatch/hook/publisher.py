@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -378,6 +379,9 @@ def _import_diagnosis() -> None:
             import gpuwatch.hook.evidence
             import gpuwatch.wire.sockets  # noqa: F401
         _imported.set()
+        if getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1"):
+            with contextlib.suppress(KeyboardInterrupt):  # which ends the program: imports have Python forget it
+                exec("raise KeyboardInterrupt")
 
 
 os.register_at_fork(before=_fork_waits.acquire, after_in_parent=_fork_waits.release, after_in_child=_fork_waits.release)

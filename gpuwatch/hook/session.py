@@ -5,17 +5,20 @@ Nothing here raises into training: whatever fails is logged once, counted, and l
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import index
+from pathlib import Path
 from threading import current_thread, get_ident, local, main_thread
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from gpuwatch.errors import NoData
 from gpuwatch.hook.batches import loader_of_a_thread, loader_settings, size_bytes
 from gpuwatch.hook.identity import Membership, asynchronous_framework
 from gpuwatch.hook.loader_health import LoaderHealth
@@ -26,6 +29,7 @@ from gpuwatch.hook.requests import Requests
 from gpuwatch.hook.torch.install import TorchHooks
 from gpuwatch.hook.torch.memory import explain
 from gpuwatch.hook.transport import RunFacts
+from gpuwatch.host.proc import stat
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
 from gpuwatch.ledger.states import CHECKPOINT_LOAD, OTHER, PAUSE
 from gpuwatch.wire import MAX_REWINDS
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
     from gpuwatch.hook.trackers import LiveLog, Notebook
 
+_NOTES = "GPUWATCH_AUTO_NOTES"  # of `gpuwatch run`: a file of the pids below which a verdict was printed
 _of_thread = local()
 _EARLY_NS = 60_000_000_000  # age of a run from which one line is printed in a first pass that has not ended
 
@@ -284,13 +289,20 @@ class Session:
         def show() -> None:
             report = self.report()
             if report.steps and report.goes_beyond(self.publisher.printed):
-                Session.any_printed, self.publisher.printed = True, report
+                self.publisher.printed = report
+                self._note_printed()
                 self._show(report)
 
         if self._rank_0_reports:
-            Session.any_printed = True
+            self._note_printed()
         elif not self.quiet:
             self.guard(show, "printing the verdict")
+
+    def _note_printed(self) -> None:
+        Session.any_printed, pid = True, os.getpid()
+        with suppress(OSError, NoData), Path(os.environ.get(_NOTES, os.devnull)).open("a") as notes:
+            while (pid := stat(pid).parent) > 1:
+                notes.write(f"{pid}\n")
 
     @property
     def _rank_0_reports(self) -> bool:

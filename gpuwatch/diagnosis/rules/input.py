@@ -454,6 +454,9 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     if place is None or not on_cpu or len(window.steps) < thresholds.min_steps or input_wait(window, thresholds):
         return None  # a loader that starves the training comes first
     lost, is_tiny = place.ratio * window.share(COMPUTE), window.mean_step.rest_s < _MOSTLY_CALLS_S
+    wait, before = waited(window, thresholds), window.fetch_place
+    if wait is not None and before is not None and before[:2] == place[:2]:  # of the step's first batch, of several
+        lost += before.ratio * wait.share
     least = thresholds.phase_share * (1 - window.share(COMPILE))  # which passes
     if is_tiny or place.ratio < thresholds.step_idle or lost < least:
         return None
@@ -509,7 +512,7 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     batch = "the code that gets the batch" + ("" if place is None else f" (most of the time is in {place})")
     text = f"{{}} of the time was spent between an optimizer step and the next forward pass ({wait.mean})"
     return found(
-        "no DataLoader is watched, and much of the time between two steps is spent outside of torch",
+        "no DataLoader is watched, and much of the time is spent before the forward passes",
         wait.share,
         *measured("outside torch", wait.share, text),
         *place_evidence(place, "it"),

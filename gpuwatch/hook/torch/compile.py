@@ -29,7 +29,6 @@ class CompileWatch:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.on_begin: Callable[[], None] = lambda: None  # called before torch compiles
         self._level = 0
         self._finder: _DynamoIsImported | None = None
 
@@ -76,7 +75,6 @@ class CompileWatch:
         come_back()  # a compilation in another thread would not tell its end any more
 
     def _begins(self, _: Any) -> None:
-        self.on_begin()
         step_aside()
         recorder = self._recorder
         if recorder.thread == get_ident() and not self._level:

@@ -88,7 +88,7 @@ class TorchHooks:
         self._bounded = False
         self.optimizer = OptimizerSteps(recorder, self._begin_optimizer_step)
         self.evaluations = Evaluations(recorder, self.optimizer)
-        self._compiling.on_begin, self.optimizer.on_compiler = self.optimizer.compiles, self._compiling.install
+        self.optimizer.on_compiler = self._compiling.install
         self.communication = CommunicationWatch(recorder)
         self._streams = StreamWaits(recorder)
         self._breakdown = Breakdown(recorder, breakdown)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
+from types import FrameType, SimpleNamespace
 from typing import Any, Literal
 from weakref import ref
 
@@ -21,6 +22,8 @@ from gpuwatch.ledger.states import EVAL, OTHER
 _TEACHES, _OF_TEACHER = 5, 2
 """So many steps in a row begin with so few passes without gradients: those are no evaluation."""
 APART = 4  # what comes so many steps after the last time is not a part of each step
+_ENTERS = "_maybe_set_eval_frame", "set_eval_frame"  # by which torch's compiler enters a function, since 2.6 and before
+_COMPILED: Any = SimpleNamespace(training=True)
 _BEFORE, _AFTER = "register_module_forward_pre_hook", "register_module_forward_hook"
 _BEGUN_EVERY_NS = 20_000_000  # of quick steps not each is looked at for what comes seldom, such as a device
 _DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
@@ -55,9 +58,10 @@ class OptimizerSteps:
         self._awaits_more = False  # whether such a forward pass is waited for
         self._is_inside = False  # a backward pass, or an optimizer's step
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
-        self._is_hidden = False  # a compiled function calls the model
-        self._is_opaque = False  # one was called while a module was awaited: it may call the model
+        self._is_hidden = False  # a compiled function may call the model, and is not seen
         self._compiled: Any = None  # the class of compiled models, once it is prepared for hooks
+        self._frame, self._entered_module = 0, None  # that which calls a compiled model or function now, and this
+        self._awaits_next = False  # whether the next forward pass is waited for after it
         self._patches = Patches()
         self.on_compiler: Callable[[], None] = lambda: None  # called when it is there, before hooks are added
         self._owner = object()
@@ -85,9 +89,9 @@ class OptimizerSteps:
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
         self._recorder.gap_since_ns = 0
-        self._pass = 0
+        awaited, self._pass, self._awaits_next = self._awaits_next, 0, False
         self._forward_end.remove()
-        return self._next_forward.remove()
+        return self._next_forward.remove() or awaited
 
     def end(self, now_ns: int) -> None:
         """The run ends. What followed the last optimizer step was no step."""
@@ -130,7 +134,7 @@ class OptimizerSteps:
         if call is None:
             self._next_call.remove()
             self._awaited = []
-        elif self._may_hook() and not (self._is_opaque and call != self._note_call):
+        elif self._may_hook():
             self._awaited.append(call)
             self._next_call.add()
 
@@ -166,7 +170,9 @@ class OptimizerSteps:
         recorder, owner, optimizer = self._recorder, self._recorder.step_owner, id(of)
         self.count += 1
         self._is_inside = False
-        is_usual = recorder.steady is self._owner and recorder.batch_ready_ns and self._backwards < 2
+        is_usual = (
+            recorder.steady is self._owner and recorder.batch_ready_ns and self._backwards < 2 and not self._frame
+        )
         if is_usual and recorder.thread == get_ident() and not (self.is_covered and self.is_covered()):
             now = recorder.clock()
             fed_ns, copied_ns = recorder.batch_ready_ns, recorder.transfer_ns
@@ -191,7 +197,7 @@ class OptimizerSteps:
         if self.is_covered and self.is_covered():
             self.give_way()
             return
-        is_bare = owner is self._owner and (self._is_hidden or self._next_forward.is_on)  # no call was seen since
+        is_bare = owner is self._owner and self._is_bare
         if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
             return  # or one more optimizer of the same step
         is_pythons = get_ident() in getattr(threading, "_active", {})  # another one cannot claim the recorder
@@ -215,43 +221,66 @@ class OptimizerSteps:
             recorder.begin_part(DATA_WAIT, now)
         self._await_forward()
 
+    @property
+    def _is_bare(self) -> bool:
+        """Whether no forward pass of the open step was seen."""
+        return self._is_hidden or self._next_forward.is_on or self._awaits_next
+
     def _may_hook(self) -> bool:
-        """Whether modules may have hooks: not where a compiled function calls the model, which torch would compile again with each."""
-        if self._compiled is None and (dynamo := sys.modules.get("torch._dynamo.eval_frame")) is not None:
-            self._compiled = getattr(dynamo, "OptimizedModule", None)
+        """Whether modules may have hooks: not where a compiled function may call the model, which torch would compile again with each."""
+        if self._compiled is None and (compiler := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+            self._compiled = getattr(compiler, "OptimizedModule", None)
             self.on_compiler()
             self._patches.wrap(self._compiled, "__call__", self._call_compiled)
-        return not self._is_hidden
+            enters = next((name for name in _ENTERS if hasattr(compiler, name)), None)
+            self._is_hidden = enters is None
+            if enters is not None:
+                self._patches.wrap(compiler, enters, self._set_compiled)
+        return not (self._is_hidden or self._frame)
 
     def _await_forward(self) -> None:
         if self._may_hook():
             self._next_forward.add()
+        self._awaits_next |= self._frame != 0
 
     def _call_compiled(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a model that is compiled as a whole without hooks: torch warns of them, and would compile it again."""
-        if self._recorder.thread != get_ident():
-            return original(module, *args, **kwargs)
-        for hook, call in ((self._next_call, self._note_calls), (self._next_forward, self._begin_forward)):
-            if hook.is_on:
-                self.guarded(call, module)
-        awaited = self._next_forward.remove()  # it is a pass without gradients
-        self._forward_end.remove()
+        """Call a model that is compiled as a whole."""
+        self._enter_compiled(module, frame := sys._getframe())
         try:
             return original(module, *args, **kwargs)
         finally:
-            if awaited:
+            self._leave_compiled(frame)
+
+    def _set_compiled(self, original: Callable[[Any], Any], callback: Any) -> Any:
+        """Torch begins a compiled function, by a callback, or ends it: to a loop it is a module, unless it may be the optimizer."""
+        frame = sys._getframe(2)
+        if callable(callback) and frame.f_code.co_name != "__enter__":  # of a context, which ends in another frame
+            self._enter_compiled(_COMPILED, frame)
+            return original(callback)
+        before = original(callback)
+        self._leave_compiled(frame)
+        return before
+
+    def _enter_compiled(self, module: Any, frame: FrameType) -> None:
+        """Remove the hooks of modules: torch warns of them, and would compile again. What they do is done here."""
+        if self._frame or self._recorder.thread != get_ident():
+            return
+        may_be_optimizer = self._backwards and self._recorder.step_owner is self._owner
+        if module is not _COMPILED or not may_be_optimizer:
+            for hook, call in ((self._next_call, self._note_calls), (self._next_forward, self._begin_forward)):
+                if hook.is_on:
+                    self.guarded(call, module)
+        self._awaits_next = self._next_forward.remove()  # it is a pass without gradients, or none
+        self._forward_end.remove()
+        self._frame, self._entered_module = id(frame), module
+
+    def _leave_compiled(self, frame: FrameType) -> None:
+        if self._frame == id(frame):
+            module, awaits = self._entered_module, self._awaits_next
+            self._frame, self._entered_module, self._awaits_next = 0, None, False
+            if awaits:
                 self.guarded(self._end_forward, module)
                 self.guarded(self._await_forward)
-
-    def compiles(self) -> None:
-        """Torch compiles a function: if that was to call a model, steps have no wait from now on, and passes are not known to be evaluations."""
-        if self._recorder.thread != get_ident() or self._await_no_more():  # in the latter case an optimizer's step
-            return
-        self._is_hidden |= self._next_forward.is_on or self._note_call in self._awaited
-        self._is_opaque |= self._next_call.is_on
-        self.await_call()
-        if self._next_forward.is_on:
-            self.guarded(self._compute, self._recorder.clock())
 
     def _begin_forward(self, module: Any, *_: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
@@ -357,7 +386,7 @@ class OptimizerSteps:
         if recorder.step_owner is not self._owner or recorder.thread != get_ident():
             return
         self._is_inside = True  # it may make passes of its own
-        is_bare = self._is_hidden or self._next_forward.is_on  # no module was called in the step
+        is_bare = self._is_bare
         if is_bare and not self._await_no_more() and recorder.doing() is not DATA_WAIT:
             self._begin()
 

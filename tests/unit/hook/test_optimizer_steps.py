@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -271,14 +271,71 @@ def test_a_pass_without_gradients_between_backward_pass_and_optimizer_is_logging
     assert training.states_ms() == {"startup": 8, "input_wait": 18, "compute": 30}
 
 
-def test_an_optimizers_step_that_is_compiled_leaves_the_waits(training: Training) -> None:
-    for number in range(11):
+def compiled(call: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """Return the function, compiled, and a list that has an item for each time that torch has compiled it."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    return torch.compile(call, backend=backend), graphs
+
+
+def test_a_compiled_function_that_calls_the_model_ends_the_wait(training: Training) -> None:
+    """Steps of one had no wait, and its model was compiled with hooks before that was known."""
+    loss_of, graphs = compiled(lambda x: training.model(x).sum())
+    for _ in range(11):
         training.clock.sleep_ms(3)
-        training.model(torch.ones(1, 2)).sum().backward()
-        if number == 4:
-            training.watch.session.torch_hooks.optimizer.compiles()
+        loss = loss_of(torch.ones(1, 2))
+        training.clock.sleep_ms(5)
+        loss.backward()
         training.optimizers[0].step()
-    assert training.states_ms()["input_wait"] == 30
+    states = training.states_ms()
+    assert (states["input_wait"], states["compute"], len(graphs)) == (30, 50, 1)
+
+
+def test_an_evaluation_and_a_rollout_by_a_compiled_function_are_known(training: Training) -> None:
+    """The mode of the model is not changed."""
+    loss_of, graphs = compiled(lambda x: training.model(x).sum())
+    for number in range(21):
+        training.clock.sleep_ms(3)
+        loss_of(torch.ones(1, 2)).backward()
+        training.optimizers[0].step()
+        if number % 5 == 4:
+            with torch.no_grad():
+                for _ in range(4):
+                    loss_of(torch.ones(1, 2))
+                    training.clock.sleep_ms(7)
+    states = training.states_ms()
+    assert (states["input_wait"], gaps_ms(training), states["eval"]) == (20 * 3 - 4 * 3, 4 * 31, 4 * 31)
+    assert len(graphs) == 2, "with and without gradients"
+
+
+@pytest.mark.parametrize("has_modules", [True, False])
+def test_a_compiled_optimizer_is_no_forward_pass(training: Training, has_modules: bool) -> None:
+    optimizer = training.optimizers[0]
+    update, _ = compiled(lambda: optimizer.step())
+    for _ in range(11):
+        training.clock.sleep_ms(3)
+        weight, x = training.model.weight, torch.ones(1, 2)
+        (training.model(x) if has_modules else x @ weight).sum().backward()
+        training.clock.sleep_ms(5)
+        update()
+    states = training.states_ms()
+    expected = (30, 50) if has_modules else (0, 72)  # of the latter's first step it is not known
+    assert (states.get("input_wait", 0), states["compute"]) == expected, states
+
+
+def test_a_part_of_the_optimizer_that_is_compiled_is_no_forward_pass(training: Training) -> None:
+    """As Muon's."""
+    of_update, _ = compiled(lambda x: x * 2)
+    training.optimizers[0].register_step_pre_hook(lambda *_: of_update(torch.ones(2)).tolist() and None)
+    for _ in range(11):
+        training.clock.sleep_ms(3)
+        (torch.ones(1, 2) @ training.model.weight).sum().backward()
+        training.optimizers[0].step()
+    assert training.states_ms().get("eval", 0) == 0 and training.states_ms().get("input_wait", 0) == 0
 
 
 def test_backward_passes_of_a_closure_are_the_optimizers(training: Training) -> None:
