@@ -168,6 +168,31 @@ class Recorder:
             return self.activity
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
 
+    def begin_gap(self, now_ns: int) -> None:
+        """A forward pass without gradients has ended: what follows until the next one is a gap."""
+        self.gap_since_ns = now_ns
+
+    def end_gap(self, now_ns: int) -> None:
+        """The next forward pass begins. 0: there is none, and the gap is dropped."""
+        if self.gap_since_ns and now_ns:
+            self.gaps_ns += now_ns - self.gap_since_ns
+        self.gap_since_ns = 0
+
+    def next_bounded(self, at_ns: int) -> None:
+        """End the open fast step, which the optimizer bounds, and begin the next one, in whose wait no step is on the fast path."""
+        step = (events.FAST_STEP, self.begin_ns, at_ns, self.batch_ready_ns, self.transfer_ns, self.samples)
+        self.log.append(step)
+        self.begin_ns, self.samples = at_ns, UNKNOWN_SAMPLES
+        self.batch_ready_ns = self.transfer_ns = 0
+        self.parts.append(IN_STEP)  # the wait is a part of the step, until that is popped
+        self.bounded_steps += 1
+
+    def bounded_computes(self) -> int:
+        """End the wait of such a step; return the time."""
+        self.parts.pop()
+        self.batch_ready_ns = now = self.clock()
+        return now
+
     def next_step(self, owner: object, at_ns: int, follows: bool) -> bool:
         """End the open step (the owner's if `follows`) and wait for the next one's batch; return whether its fetch is to be sampled."""
         if follows:
@@ -209,6 +234,23 @@ class Recorder:
                 timeline.copy_ends(copy)
             self.transfer_ns += self.clock() - begin
             self.activity = IN_STEP
+
+    def set_copied(self, before_ns: int, begin_ns: int) -> None:
+        """Set the open fast step's time in copies: `before_ns` and what has passed since `begin_ns`. Nothing where the step began later."""
+        if self.steady is not None and self.begin_ns <= begin_ns:
+            self.transfer_ns = before_ns + self.clock() - begin_ns
+
+    def set_samples(self, samples: int) -> None:
+        """Set the open step's number of samples."""
+        self.samples = events.known_count(samples)
+
+    def begin_epoch(self) -> None:
+        """The open step is the first of a pass over a loader."""
+        self.epoch_start = True
+
+    def sample_after(self, fetches: int) -> None:
+        """Sample the fetch, or declared step, that comes after so many."""
+        self.countdown = fetches
 
     # Any step, declared ones too ------------------------------------------------------------------------------------
 
@@ -272,6 +314,10 @@ class Recorder:
         if not at_end:
             self.poll(at_ns)  # no step follows that would
         self._shut()
+
+    def second_batch(self, came: bool) -> None:
+        """The open step asked one more loader for a batch, which came, or the loader has come to its end."""
+        self.lacks_batch = not came and self.in_step and self.step_owner is not LOOSE
 
     def take(self, at_ns: int) -> None:
         """End the wait; the open step's loop was dropped with its first batch, and it lasts until the optimizer's last step before the next loop."""

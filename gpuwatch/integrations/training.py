@@ -16,7 +16,6 @@ from gpuwatch.hook.session import Session
 from gpuwatch.hook.torch.communication import is_parallel
 from gpuwatch.hook.torch.patches import Patches, say_once
 from gpuwatch.hook.watch import StepContext, Watch, open_watches
-from gpuwatch.ledger.events import known_count
 
 T = TypeVar("T")
 _active: list[Training] = []
@@ -107,7 +106,7 @@ class Training:
                 self._count = sample_counter(batches[0]) or sample_count
             samples = [self._count(batch) for batch in batches]
             if min(samples) >= 0:  # else one is not known
-                self.session.recorder.samples = known_count(sum(samples))
+                self.session.recorder.set_samples(sum(samples))
         except Exception as error:  # a batch of an unknown kind
             pass_on(error)
             say_once(f"samples are not counted: {error!r}")
@@ -151,8 +150,7 @@ class Training:
         # An ordinary step stays on the fast path. The tensors copied inside are timed too: this replaces their times.
         before_ns, begin = recorder.transfer_ns, recorder.clock()
         result = original(*args, **kwargs)
-        if recorder.steady is not None and recorder.begin_ns <= begin:  # else another step began in it
-            recorder.transfer_ns = before_ns + recorder.clock() - begin
+        recorder.set_copied(before_ns, begin)
         return result
 
     def watch_model(self, model: Any) -> None:

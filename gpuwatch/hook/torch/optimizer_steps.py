@@ -16,7 +16,7 @@ from weakref import ref
 
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
 from gpuwatch.hook.torch.patches import ModuleHook, Patches, remove_hooks
-from gpuwatch.ledger.events import CLOSED, DATA_WAIT, FAST_STEP, IN_STEP, LOOSE, TAKEN, UNKNOWN_SAMPLES
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
 _TEACHES, _OF_TEACHER = 5, 2
@@ -88,7 +88,7 @@ class OptimizerSteps:
 
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
-        self._recorder.gap_since_ns = 0
+        self._recorder.end_gap(0)
         awaited, self._pass, self._awaits_next = self._awaits_next, 0, False
         self._forward_end.remove()
         return self._next_forward.remove() or awaited
@@ -174,14 +174,7 @@ class OptimizerSteps:
             recorder.steady is self._owner and recorder.batch_ready_ns and self._backwards < 2 and not self._frame
         )
         if is_usual and recorder.thread == get_ident() and not (self.is_covered and self.is_covered()):
-            now = recorder.clock()
-            fed_ns, copied_ns = recorder.batch_ready_ns, recorder.transfer_ns
-            recorder.log.append((FAST_STEP, recorder.begin_ns, now, fed_ns, copied_ns, recorder.samples))
-            recorder.begin_ns = now
-            recorder.batch_ready_ns = recorder.transfer_ns = 0
-            recorder.samples = UNKNOWN_SAMPLES
-            recorder.parts.append(IN_STEP)  # the wait is a part of the next one, until that is popped
-            recorder.bounded_steps += 1
+            recorder.next_bounded(recorder.clock())
             self._of_last.pop(self._bounded_by, None)
             self._bounded_by, self._backwards = optimizer, 0
             self._next_forward.add()
@@ -289,9 +282,7 @@ class OptimizerSteps:
         if is_usual and recorder.thread == get_ident():
             self._next_forward.remove()
             self._trained, self._with_teacher = id(module), 0
-            recorder.parts.pop()
-            recorder.batch_ready_ns = now = recorder.clock()
-            if now - self._begun_ns > _BEGUN_EVERY_NS:
+            if (now := recorder.bounded_computes()) - self._begun_ns > _BEGUN_EVERY_NS:
                 self._begun_ns = now
                 self._begin()
             return
@@ -302,8 +293,7 @@ class OptimizerSteps:
         if self._awaits_more and not trains:  # on the batch that was trained on, to log something
             return
         now = recorder.clock()
-        recorder.gaps_ns += now - (recorder.gap_since_ns or now)
-        recorder.gap_since_ns = 0
+        recorder.end_gap(now)
         if not trains:
             if self._with_teacher < _TEACHES:
                 self._pass = id(module)
@@ -394,7 +384,7 @@ class OptimizerSteps:
         """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
         if self._pass == id(module):
             self._pass = 0
-            self._recorder.gap_since_ns = self._recorder.clock()
+            self._recorder.begin_gap(self._recorder.clock())
 
 
 def _recorded() -> int:
