@@ -105,10 +105,13 @@ def test_every_kind_of_gpu_time_is_recorded() -> None:
 
 def test_every_state_of_a_gpu_is_recorded_by_owner() -> None:
     rules = [rule for group in groups() for rule in group["rules"]]
-    [read] = [rule["expr"] for rule in rules if rule.get("record") == "owner_shared_state:gpuwatch_gpu_seconds:rate5m"]
-    assert read.count("rate(gpuwatch_gpu_seconds_total[5m])") == 1, "once for GPUs of one owner and of several"
+    read = [rule["expr"] for rule in rules if rule.get("record") == "owner_shared_state:gpuwatch_gpu_seconds:rate5m"]
+    kinds = "|".join((COMPUTE, INPUT_WAIT, HELD_IDLE, STALLED))
+    assert re.findall(r"rate\(gpuwatch_gpu_seconds_total(.*?)\[5m\]\)", " ".join(read)) == [
+        f'{{state{which}"{kinds}"}}' for which in ("=~", "!~")
+    ], "each state once, for GPUs of one owner and of several"
     states = [rule for rule in rules if rule.get("record") == "owner_state:gpuwatch_gpu_seconds:rate5m"]
-    assert tuple(rule["labels"]["state"] for rule in states) == GPU_STATES
+    assert sorted(rule["labels"]["state"] for rule in states) == sorted(GPU_STATES)
     for rule in states:
         assert re.findall(r'shared(!?=)"",state="(\w+)"', rule["expr"]) == [
             (which, rule["labels"]["state"]) for which in ("=", "!=")
