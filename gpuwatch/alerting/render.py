@@ -16,8 +16,8 @@ from gpuwatch.tables import table
 
 TEMPLATES = ("recording.yml", "alerts.yml")
 RUNBOOKS = AlertThresholds.runbooks
-_INTERVALS_S = {"ledger": 60, "baseline": 120}
-"""How often groups with windows of minutes and of hours are evaluated. The second is well within the five minutes for which
+_INTERVALS_S = {"ledger": 60, "baseline": 120, "slow": 180}
+"""How often groups with windows of minutes and of hours are evaluated. The last are well within the five minutes for which
 Prometheus uses a recorded value: a late evaluation must not restart an alert."""
 _NAME = re.compile(r"\$\{(\w+)\}")
 
@@ -168,7 +168,7 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
             values[name.removesuffix("_s")] = duration(value)
     values["missed"] = duration(_INTERVALS_S["baseline"])
     # A group need not wait longer than the window that it reads. What is summed once a window is recorded a whole number of times in it.
-    for group, most_s in (*_INTERVALS_S.items(), ("states", thresholds.ledger_window_s / 3)):
+    for group, most_s in (*_INTERVALS_S.items(), ("states", thresholds.ledger_window_s / 2)):
         values[f"{group}_interval"] = duration(min(most_s, thresholds.ledger_window_s))
     values["own_runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
     of_agents = RUNBOOKS.replace("127.0.0.1:9478", "${agent}")

@@ -371,7 +371,13 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "PhaseStuck",
             "fires: the first batch",
         ),
-        ("< 3 * sum without (phase)", "< 0 * sum without (phase)", "PhaseStuck", "quiet: a first step"),
+        ("rank) 3 * sum without (phase)", "rank) 0 * sum without (phase)", "PhaseStuck", "quiet: a first step"),
+        (
+            '      unless on (job, instance, run, rank) gpu:gpuwatch_gpu_owner_info:one{run!~"|shared"}\n',
+            "",
+            "PhaseStuck",
+            "fires: the same on an idle MIG",
+        ),
         (
             'gpuwatch_gpu_owner_info:one{run=""})',
             'gpuwatch_gpu_owner_info:one{run="none"})',

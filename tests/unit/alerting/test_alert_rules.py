@@ -98,19 +98,24 @@ def test_every_kind_of_gpu_time_is_recorded() -> None:
     states = {"all": "", "useful": COMPUTE, "starved": INPUT_WAIT, "idle": HELD_IDLE, "stalled": STALLED}
     assert kinds.keys() == states.keys()
     for kind, state in states.items():
-        assert f'{{shared="",state="{state}"}}' in kinds[kind]
-        assert f'{{shared!="",state="{state}"}}' in kinds[kind], "divided among those that share a GPU"
+        read = f'owner_state:gpuwatch_gpu_seconds:rate5m{{state="{state}"}}' if state else '{shared!="",state=""}'
+        assert read in kinds[kind], "divided among those that share a GPU"
         assert kinds[kind].endswith("* 0"), "at 0 where it has no time yet"
 
 
 def test_every_state_of_a_gpu_is_recorded_by_owner() -> None:
     rules = [rule for group in groups() for rule in group["rules"]]
-    by_record = {rule.get("record"): rule["expr"] for rule in rules}
-    read = by_record["owner_shared_state:gpuwatch_gpu_seconds:rate5m"]
-    assert read.count("rate(gpuwatch_gpu_seconds_total[5m])") == 1, "once for GPUs of one owner and of several"
-    states = by_record["owner_state:gpuwatch_gpu_seconds:rate5m"]
-    assert "by (instance, run, job_id, user, state)" in states and 'state!=""' in states
-    assert tuple(re.findall(r'"state", "(\w+)", "", ""\)', states)) == GPU_STATES
+    read = [rule["expr"] for rule in rules if rule.get("record") == "owner_shared_state:gpuwatch_gpu_seconds:rate5m"]
+    kinds = "|".join((COMPUTE, INPUT_WAIT, HELD_IDLE, STALLED))
+    assert re.findall(r"rate\(gpuwatch_gpu_seconds_total(.*?)\[5m\]\)", " ".join(read)) == [
+        f'{{state{which}"{kinds}"}}' for which in ("=~", "!~")
+    ], "each state once, for GPUs of one owner and of several"
+    states = [rule for rule in rules if rule.get("record") == "owner_state:gpuwatch_gpu_seconds:rate5m"]
+    assert sorted(rule["labels"]["state"] for rule in states) == sorted(GPU_STATES)
+    for rule in states:
+        assert re.findall(r'shared(!?=)"",state="(\w+)"', rule["expr"]) == [
+            (which, rule["labels"]["state"]) for which in ("=", "!=")
+        ]
     training = template("recording.yml")["texts"]["training_states"].split("|")
     assert training == [INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT]
 
