@@ -180,8 +180,7 @@ class Recorder:
 
     def next_bounded(self, at_ns: int) -> None:
         """End the open fast step, which the optimizer bounds, and begin the next one, in whose wait no step is on the fast path."""
-        step = (events.FAST_STEP, self.begin_ns, at_ns, self.batch_ready_ns, self.transfer_ns, self.samples)
-        self.log.append(step)
+        self.log.append((FAST_STEP, self.begin_ns, at_ns, self.batch_ready_ns, self.transfer_ns, self.samples))
         self.begin_ns, self.samples = at_ns, UNKNOWN_SAMPLES
         self.batch_ready_ns = self.transfer_ns = 0
         self.parts.append(IN_STEP)  # the wait is a part of the step, until that is popped

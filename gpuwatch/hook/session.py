@@ -201,8 +201,6 @@ class Session:
 
         self.guard(count, "counting global steps")
 
-    # A pass over a loader -------------------------------------------------------------------------------------------
-
     def begin_pass(self, loop: Any, loader: Any, iterator: Any, has_settings: bool) -> None:
         """Prepare for a pass, which asks for its first batch: a part of that wait."""
         self.loops.add(loop)
@@ -308,8 +306,6 @@ class Session:
     def _rank_0_reports(self) -> bool:
         """Whether rank 0 compares this rank with all others, and prints one verdict."""
         return self.publisher.ranks.joined and self.publisher.membership.identity.rank > 0
-
-    # The end --------------------------------------------------------------------------------------------------------
 
     def report(self) -> Report:
         """Return the run so far, and close it if that was requested meanwhile."""

@@ -56,8 +56,6 @@ class Training:
         if torch_data is not None:
             self.patches.wrap(torch_data.DataLoader, "__iter__", self._loader_iter)
 
-    # The wait for data --------------------------------------------------------------------------------------------
-
     def fetch(self, request: Callable[..., T], *args: Any) -> T:
         """Return `request(*args)`: the next batch. The time is a wait for data; a step that has trained ends here."""
         if self._phases and not self._disabled and get_ident() == self._thread:
@@ -121,8 +119,6 @@ class Training:
         elif self._stepping and recorder.thread == get_ident():
             self.session.guard(lambda: recorder.end_step(recorder.clock()), "ending a step")
         self._stepping = False
-
-    # What is no training input ------------------------------------------------------------------------------------
 
     def in_phase(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Call `original` inside a declared phase: "eval" or "checkpoint"."""

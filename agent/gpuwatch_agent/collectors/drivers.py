@@ -226,8 +226,6 @@ class DriverCollector:
         self.sm_utilization: dict[str, dict[int, float]] = {}
         """By UUID of a GPU with several processes: each one's share of the multiprocessors' time, as of the last poll; none of one without work."""
 
-    # the library ----------------------------------------------------------------------------------------------------------
-
     def start(self) -> Iterator[GpuDevice | str]:
         """Start the library, again if need be, and yield each GPU that the agent may use; why it does not answer, for one that does not.
 
@@ -246,8 +244,6 @@ class DriverCollector:
     def why(self, error: Exception) -> str:
         """Return an error as text, with the remedy where there is one."""
         return str(error)
-
-    # the collector --------------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterable[Sample]:
         """Return samples of every GPU that answers.

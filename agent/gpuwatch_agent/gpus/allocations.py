@@ -211,8 +211,6 @@ def completed(owner: Owner, allocations: Sequence[Owner]) -> Owner:
     return msgspec.structs.replace(owner, **known)
 
 
-# the kubelet: HTTP/2, gRPC, protobuf ------------------------------------------------------------------------------------
-
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _ACK, _END_HEADERS, _PADDED = 0x1, 0x1, 0x4, 0x8
 _MOST_REPLY_BYTES = 16 << 20

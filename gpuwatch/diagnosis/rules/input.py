@@ -148,9 +148,6 @@ def blocked_evidence(window: Window, thresholds: Thresholds, kind: str, what: st
     return evidence if share >= share_needed else []
 
 
-# the CPU is the limit ---------------------------------------------------------------------------------------------------
-
-
 @input_rule("set num_workers: the training process prepares the batches")
 def input_single_process(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when training waits for a loader without workers (`num_workers=0`)."""
@@ -321,9 +318,6 @@ def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
         *cpu_evidence(window),
         advice=f"num_workers {each} → {fewer}: the same throughput with fewer context switches and less memory{freed}",
     )
-
-
-# a disk, the network or a lock is the limit -----------------------------------------------------------------------------
 
 
 @input_rule("read fewer bytes in larger pieces, use a faster disk or a local cache")
