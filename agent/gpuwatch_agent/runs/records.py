@@ -72,12 +72,13 @@ class Sender(msgspec.Struct):
 
     def take(self, totals: wire.Totals) -> None:
         """Take new totals, and count what is done again."""
-        before_ns = self.trained_ns() if self.done_before else {}
+        follows = self.done_before or self.rewinds
+        before_ns = self.trained_ns() if follows else {}
         if self.sent is None or not self.sent.steps:
             found = {COMPILE: totals.states_ns.get(COMPILE, 0), **totals.declared_ns}
             self.begun_ns = {name: found[name] for name in (COMPILE, *_SET_UP) if found.get(name)}
         last, self.sent = self.sent, totals
-        if self.done_before:
+        if follows:
             grown_ns = {state: ns - before_ns.get(state, 0) for state, ns in self.trained_ns().items()}
             self._count_redone(0 if last is None else last.steps, grown_ns)
 

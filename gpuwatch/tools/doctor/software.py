@@ -122,7 +122,7 @@ def is_flag(value: str) -> bool:
 
 _ACCEPTED: dict[str, tuple[Callable[[str], object], str]] = {
     "ENDPOINT": (lambda value: endpoint.checked(value, "it"), "ipc:///absolute/path.sock or tcp://ADDRESS:PORT"),
-    "RUN JOB TAG NODE GRAFANA_PASSWORD TOKEN API_TOKEN AGENT_ADDRESS AUTO_SCRIPT": (lambda value: True, ""),
+    "RUN JOB TAG NODE GRAFANA_PASSWORD TOKEN API_TOKEN AGENT_ADDRESS AUTO_SCRIPT AUTO_NOTES": (lambda value: True, ""),
     "QUIET DISABLE AUTO TRACE BREAKDOWN": (is_flag, "1 or 0"),
     "AUTO_PID": (str.isdigit, "a process id"),
     "LOG": (lambda value: value.lower() == "auto" or is_flag(value), "auto"),

@@ -211,7 +211,7 @@ def test_only_of_a_scheduler_s_job_or_pod_is_it_known_that_it_is_over(
     group = f"{unit}/{inner}".rstrip("/").format(**names)
     (tmp_path / "sys/fs/cgroup" / group).mkdir(parents=True)
     node.write("proc/4711", cgroup=f"0::/{group}\n")
-    for _ in range(11):  # for so many ticks the groups of a process are kept
+    for _ in range(31):  # for so many ticks the groups of a process are kept
         node.send_and_tick()
     shutil.rmtree(tmp_path / "sys/fs/cgroup" / unit.format(**names))
     node.die()
