@@ -79,7 +79,7 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
-@pytest.mark.parametrize(("end", "source"), zip(CODES, cycle(("loader", "none")), strict=False))
+@pytest.mark.parametrize(("end", "source"), [*zip(CODES, cycle(("loader", "none")), strict=False)])
 def test_a_program_ends_as_without_gpuwatch(end: str, source: str, tmp_path: Path) -> None:
     done = run(tmp_path, "here", end, source)
     assert (done.returncode, done.stdout) == (CODES[end], "trained\n"), done.stderr
