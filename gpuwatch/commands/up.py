@@ -34,7 +34,11 @@ def up(http: Http = HTTP, port: PagePort = 8501, listen: Listen = None, history:
 
     Example: `gpuwatch up`, then run a `train.py` that contains `for batch in gpuwatch.watch(loader):`
     """
-    with agent_and_page(http, port, listen or [], history) as (children, agent_url, page_url):
+    # Ctrl-C may be pressed as soon as the addresses are there.
+    with (
+        agent_and_page(http, port, listen or [], history) as (children, agent_url, page_url),
+        suppress(KeyboardInterrupt),
+    ):
         typer.echo(f"page    {page_url}\nagent   {without_password(agent_url)}/metrics\nPress Ctrl-C to stop both.")
         if system := refused():
             typer.echo(f"The agent of this machine does not see your runs: {system}", err=True)
