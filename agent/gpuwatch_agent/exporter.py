@@ -191,9 +191,7 @@ class Served:
         self._tick, self._taken, self._idle = 0, 0, _SCRAPED_TICKS
         self._served, self._last = _Values(dict), _Values(dict)
         self._grown: dict[str, dict[tuple[str, ...], int]] = {}  # the tick at which each value was new, of _QUIET
-        self._waits: dict[
-            tuple[str, ...], int
-        ] = {}  # so many scrapes must still take what is served of a group as it is
+        self._waits: dict[tuple[str, ...], int] = {}  # how many scrapes must still take a group as it is served
         self._ended: dict[tuple[str, int, float], tuple[float, int]] = {}  # by run, rank and end: it may end again
 
     def runs(self, runs: Iterable[Run], now_s: float) -> tuple[set[RunKey], set[RunKey]]:

@@ -25,7 +25,7 @@ from .loops import Gpt, get_batch
 class CartPole:
     """An environment in plain Python."""
 
-    clock: Clock | None = None  # the program's own, which is told how long its physics take
+    clock: Clock | None = None  # the program's own, to which it reports how long its physics take
 
     def __init__(self, cost_s: float = 0.0) -> None:
         self.cost_s, self.state = cost_s, [0.0] * 4

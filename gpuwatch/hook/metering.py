@@ -69,6 +69,11 @@ class Meter:
         self._launches.append(took_ns)
         self.device_ns += launches * int(median(self._launches))
 
+    def harvested(self, at_ns: int, took_ns: int) -> None:
+        """Note what reading the device's times of many steps took: it counts for no single fetch."""
+        self.last_harvest = (at_ns, took_ns)
+        self.device_ns += took_ns
+
     def settle(self, steps: int, sampled: int, step_ns: int) -> None:
         """Update the cost, given the cumulative number of steps, of sampled fetches, and the time in steps."""
         now = (steps, sampled, step_ns, self.device_ns)

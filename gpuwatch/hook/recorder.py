@@ -354,8 +354,7 @@ class Recorder:
         if not self.in_step:
             self.open(LOOSE, at_ns)
         self._credit(at_ns)
-        within = TRANSFERRING in (self.activity, *self.parts)  # a copy is open: this is a part of it
-        worked_ns = at_ns - self.begin_ns - self.data_ns - self.transfer_ns
+        within, worked_ns = self._is_copying, at_ns - self.begin_ns - self.data_ns - self.transfer_ns
         works = self.transfer_ns or worked_ns > _AT_ONCE_NS
         if part is DATA_WAIT and self.active_timeline is not None and works and self.activity is IN_STEP:
             self._divide(at_ns)  # the device may work on while this is waited for
@@ -376,7 +375,7 @@ class Recorder:
         if self.active_timeline is not None:
             if ended is DATA_WAIT:
                 self.active_timeline.begin(at_ns)
-            elif ended is TRANSFERRING and TRANSFERRING not in (self.activity, *self.parts):
+            elif ended is TRANSFERRING and not self._is_copying:
                 copy, self._copy = self._copy, None
                 self.active_timeline.copy_ends(copy)
         if not self.parts and self.step_owner is LOOSE:
@@ -395,6 +394,11 @@ class Recorder:
         self.in_step = True
         if self.active_timeline is not None:
             self.active_timeline.begin(at_ns)
+
+    @property
+    def _is_copying(self) -> bool:
+        """Whether a copy is open, inside another part or not: further copies are a part of it."""
+        return self.activity is TRANSFERRING or TRANSFERRING in self.parts
 
     def _divide(self, at_ns: int) -> None:
         """Continue the open step in a second piece, with a wait and device times of its own."""
@@ -493,9 +497,7 @@ class Recorder:
             self.log.append((events.UNVERIFIED,))
         begin = self.clock()
         self.poll(at_ns)
-        took_ns = self.clock() - begin
-        self.meter.last_harvest = at_ns, took_ns
-        self.meter.device_ns += took_ns
+        self.meter.harvested(at_ns, self.clock() - begin)
 
     def launched(self, *_: Any) -> None:
         """The optimizer has made its step: the last known launch. (Torch passes the optimizer and its arguments.)"""

@@ -193,11 +193,12 @@ class Session:
                 done, loaded_ns = accounts.timeline.counts.steps, self._loaded_ns
                 self._loaded_ns = accounts.timeline.counts.declared_ns.get(CHECKPOINT_LOAD, 0)
                 at, then = [(0, accounts.first_step or 0), *accounts.rewinds][-1]
+                known = accounts.first_step, accounts.rewinds
                 if accounts.first_step is None:
                     accounts.first_step = number - done
                 elif loaded_ns != self._loaded_ns and number not in (0, accounts.first_step, then + done - at):
                     accounts.rewinds = (*accounts.rewinds, (done, number))[:MAX_REWINDS]
-            self.publisher.hello_due = True  # the agent knows it before the steps
+            self.publisher.hello_due |= known != (accounts.first_step, accounts.rewinds)  # before the steps
 
         self.guard(count, "counting global steps")
 

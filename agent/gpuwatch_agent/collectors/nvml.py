@@ -15,16 +15,7 @@ import pynvml
 from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS
 from gpuwatch.errors import NoData
 from gpuwatch.tables import table
-from gpuwatch_agent.collectors.drivers import (
-    TIMING,
-    DriverCollector,
-    Fate,
-    GpuDevice,
-    Reads,
-    Timing,
-    Value,
-    values,
-)
+from gpuwatch_agent.collectors.drivers import TIMING, DriverCollector, Fate, GpuDevice, Reads, Timing, Value, values
 
 Handle = Any
 

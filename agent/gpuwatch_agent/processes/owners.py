@@ -54,6 +54,12 @@ def parse_cgroup(text: str) -> Owner:
     return Owner(job=job, step=step, container_id=container, pod_uid=pod.replace("_", "-"))
 
 
+def is_of_job(folder: str) -> bool:
+    """Return whether this is the control group of a whole job of Slurm's, or of a pod; steps and containers have theirs in it."""
+    name = f"/{folder}"
+    return _JOB.fullmatch(name) is not None or any(found.end() == len(name) for found in _POD.finditer(name))
+
+
 def _last(pattern: re.Pattern[str], path: str) -> str:
     found = pattern.findall(path)
     return found[-1] if found else ""

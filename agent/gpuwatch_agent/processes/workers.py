@@ -4,7 +4,6 @@ The control group is its container's or job's, of version 1 or 2. Its series are
 the node itself, which the collectors cover.
 """
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.host import blocked, cgroup, proc
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.owners import is_of_job
 from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
 from gpuwatch_agent.runs.records import WorkerIo
 
@@ -167,8 +167,6 @@ def group_samples(runs: Sequence[Run], table: ProcessTable) -> Iterator[Sample]:
 
 
 _Where = Literal["group", "around", "node"]
-_JOB_GROUP = re.compile(r"job_\d+|(.+-)?pod[0-9a-f_-]{32,36}(\.slice)?")
-"""Slurm's of a job, the kubelet's of a pod; steps and containers have theirs in it."""
 _MOST_SAMPLES = 30
 """A process alive for so many seconds without a message was not killed before them: a killed one is gone sooner."""
 
@@ -233,7 +231,7 @@ class OomWatch:
             kills = {folder: count for folder in counting if (count := cgroup.kills_in(folder)) is not None}
             room = self._table.memory_room(pid)
             peak = None if room is None else cgroup.memory_bytes(room.folder, "peak")
-            job = next((folder for folder in folders if _JOB_GROUP.fullmatch(folder.name)), None)
+            job = next((folder for folder in folders if is_of_job(folder.name)), None)
             known[folders[0]] = _Group(kills, folders[0], job, room, peak)
         return known[folders[0]]
 

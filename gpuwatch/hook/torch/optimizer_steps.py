@@ -170,10 +170,9 @@ class OptimizerSteps:
         recorder, owner, optimizer = self._recorder, self._recorder.step_owner, id(of)
         self.count += 1
         self._is_inside = False
-        is_usual = (
-            recorder.steady is self._owner and recorder.batch_ready_ns and self._backwards < 2 and not self._frame
-        )
-        if is_usual and recorder.thread == get_ident() and not (self.is_covered and self.is_covered()):
+        is_usual = recorder.steady is self._owner and recorder.batch_ready_ns and self._backwards < 2
+        is_usual = is_usual and not self._frame and recorder.thread == get_ident()
+        if is_usual and not (self.is_covered and self.is_covered()):
             recorder.next_bounded(recorder.clock())
             self._of_last.pop(self._bounded_by, None)
             self._bounded_by, self._backwards = optimizer, 0

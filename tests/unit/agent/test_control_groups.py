@@ -205,7 +205,7 @@ def test_a_job_is_over_once_its_own_group_is_gone_and_not_with_that_of_a_step(tm
 def test_only_of_a_scheduler_s_job_or_pod_is_it_known_that_it_is_over(
     tmp_path: Path, unit: str, inner: str, is_over: bool
 ) -> None:
-    """Nobody reports that a container of docker's, or a program in a shell, has died."""
+    """The death of a container of docker's, or of a program in a shell, is reported by nothing else."""
     node = Node(tmp_path)
     names = {"uid": "0f1e2d3c_4b5a_6978_8796_a5b4c3d2e1f0", "id": "a" * 64}
     group = f"{unit}/{inner}".rstrip("/").format(**names)
