@@ -68,6 +68,10 @@ def measure(name: str, ledger: str, seconds: float, device: str = ASYNCDEV, budg
     from accuracy_scenarios import named
 
     scenario = named(name)
+    if device == CUDA:
+        from benchmarks.turns import take_the_gpu
+
+        take_the_gpu()
     lab = Lab(seconds, cuda_device() if device == CUDA else AsyncDevice(), ledger == DEVICE, budget)
     scenario.run(lab)
     report = lab.finish()

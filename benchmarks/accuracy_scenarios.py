@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accuracy_lab import AFTER, BETWEEN, DATA, LAUNCH, OTHER, TRANSFER, Lab
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset
 
 MANY = 1_000_000
@@ -329,6 +330,37 @@ def steps_by_hand(lab: Lab) -> None:
                 break
 
 
+class Launches(torch.nn.Module):
+    """A model whose forward pass launches 8 ms of work."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__()
+        self.lab = lab
+
+    def forward(self, batch: Any) -> Any:
+        self.lab.device.launch(0.008)
+        return batch
+
+
+def no_loader(lab: Lab) -> None:
+    """Nothing is watched: steps are bounded by the optimizer, as `gpuwatch run` has it."""
+    model = Launches(lab)
+    bounds = lab.watch.session.torch_hooks.optimizer
+    hook = register_optimizer_step_post_hook(lambda of, *_: None if bounds.hooks else bounds.stepped(of))
+    lab.truth.now(OTHER)
+    lab.optimizer.step()
+    with lab.device.copies(0.002):
+        while True:
+            lab.truth.now(DATA)
+            time.sleep(0.012)
+            model(lab.copy(torch.zeros(8), blocking=True))
+            lab.parameter.detach()[0].item()  # the loss, which the device is waited for
+            lab.optimizer.step()
+            if lab.over():
+                break
+    hook.remove()
+
+
 def optimizer_in_backward(lab: Lab) -> None:
     """Each weight has an optimizer of its own that steps as soon as its gradient is there, in autograd's thread."""
     weights = [torch.nn.Parameter(torch.ones(4, 4, device=lab.device.target)) for _ in range(3)]
@@ -452,6 +484,7 @@ SCENARIOS = (
     Scenario("late labels", "3 ms a copy after the optimizer's step, then 4 ms of metrics", late_labels),
     Scenario("prefetch by hand", "4 ms a copy after the optimizer's step, for the next step", prefetch_by_hand),
     Scenario("steps by hand", "`with w.step()`: 12 ms of data, 2 ms a copy, 8 ms of work", steps_by_hand),
+    Scenario("no loader", "under `gpuwatch run`: 12 ms of Python, 2 ms a copy, 8 ms of work", no_loader),
     Scenario(
         "optimizer in backward",
         "three optimizers of 3 ms step in autograd's thread, 12 ms of Python",

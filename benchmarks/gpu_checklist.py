@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import accuracy
 
 import gpuwatch
+from benchmarks.turns import AT_ONCE
 
 REPEATS = 2000
 STEPS = 400
@@ -72,18 +74,23 @@ def print_accuracy(device: str, seconds: float) -> int:
 
     print(f"\n{accuracy.HEAD}")
     over = 0
-    for scenario in SCENARIOS:
-        try:
-            row = accuracy.in_a_process(scenario.name, accuracy.DEVICE, seconds, device)
-        except (RuntimeError, subprocess.SubprocessError) as error:
-            over += 1
-            print(
-                f"| {scenario.name} | {scenario.injected} | | **failed**: {str(error).splitlines()[0]} | | |",
-                flush=True,
-            )
-            continue
-        over += not row.holds
-        print(accuracy.line(row), flush=True)
+    with ThreadPoolExecutor(AT_ONCE if device == accuracy.CUDA else 1) as pool:
+        asked = [
+            pool.submit(accuracy.in_a_process, scenario.name, accuracy.DEVICE, seconds, device)
+            for scenario in SCENARIOS
+        ]
+        for scenario, answer in zip(SCENARIOS, asked, strict=True):
+            try:
+                row = answer.result()
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                over += 1
+                print(
+                    f"| {scenario.name} | {scenario.injected} | | **failed**: {str(error).splitlines()[0]} | | |",
+                    flush=True,
+                )
+                continue
+            over += not row.holds
+            print(accuracy.line(row), flush=True)
     print(f"\n{len(SCENARIOS) - over} of {len(SCENARIOS)} hold within {accuracy.BOUND_POINTS} points")
     return over
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.diagnosis                      # all of them, about 10 minutes on two cores
     python -m benchmarks.diagnosis --only straggler     # those whose name or causes contain a text; may be given again
+    python -m benchmarks.diagnosis --cuda               # those for a real GPU, which the others do without
     python -m benchmarks.diagnosis --list
     python -m benchmarks.diagnosis --write              # the whole page, docs/evidence/diagnosis.md
 
@@ -81,6 +82,7 @@ def perform(numbers: Sequence[int], at_once: int, tries: int, kept: Kept) -> lis
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--only", action="append", default=[], metavar="TEXT")
+    parser.add_argument("--cuda", action="store_true", help="the programs for a real GPU, one after another")
     parser.add_argument("--list", action="store_true", help="list the programs")
     parser.add_argument("--write", action="store_true", help="write docs/evidence/diagnosis.md")
     parser.add_argument(
@@ -98,17 +100,21 @@ def main() -> int:
         help="a program that fails is run again for twice as long, N times in all [1]; 0: none is run, what --go-on kept is judged",
     )
     arguments = parser.parse_args()
-    chosen = [number for number, program in enumerate(PROGRAMS) if _is_chosen(program, arguments.only)]
+    chosen = [
+        number
+        for number, program in enumerate(PROGRAMS)
+        if program.cuda == arguments.cuda and _is_chosen(program, arguments.only)
+    ]
     if not chosen:
         parser.error(f"no program has {' or '.join(arguments.only)} in its name or causes; --list names them")
     if arguments.list:
         for number in chosen:
             print(f"{number:3}  {PROGRAMS[number].name}: {', '.join(PROGRAMS[number].causes) or 'healthy'}")
         return 0
-    if arguments.write and len(chosen) < len(PROGRAMS):
+    if arguments.write and (arguments.only or arguments.cuda):
         parser.error("--write takes all programs: leave --only out")
     begin = time.monotonic()
-    judged = perform(chosen, arguments.at_once, arguments.tries, Kept(arguments.go_on))
+    judged = perform(chosen, 1 if arguments.cuda else arguments.at_once, arguments.tries, Kept(arguments.go_on))
     cores = os.cpu_count() or 1
     busy = sum(each.outcome.busy_cores for each in judged) / len(judged)
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")

@@ -39,7 +39,7 @@ class Judged:
         if outcome.failed is not None:
             return [outcome.failed]
         allowed = {*program.causes, *program.also}
-        if not program.gpu:
+        if not (program.gpu or program.cuda):
             allowed.add("step_waits")  # their steps sleep in place of a device's work, which the hook names
         faults = [f"{cause} was not named" for cause in program.causes if cause not in self.listed]
         if not faults and program.causes and self.first != program.causes[0]:
@@ -65,7 +65,16 @@ class Judged:
         program, outcome = self.outcome.program, self.outcome
         causes = ", ".join(f"`{cause}`" for cause in program.causes) or "nothing"
         node = (
-            ", ".join(filter(None, ("alone" if program.node == "alone" else "", "fake GPU" if program.gpu else "")))
+            ", ".join(
+                filter(
+                    None,
+                    (
+                        "alone" if program.node == "alone" else "",
+                        "fake GPU" if program.gpu else "",
+                        "GPU" if program.cuda else "",
+                    ),
+                )
+            )
             or "real"
         )
         if outcome.skipped is not None:

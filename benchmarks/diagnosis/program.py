@@ -26,6 +26,8 @@ class Program:
     """"alone": what the agent sees of the node's CPUs is a node of 16 cores on which nothing else runs (see `alone`)."""
     gpu: bool = False
     """The node has a GPU: a fake NVML, whose readings the program's own fake device makes."""
+    cuda: bool = False
+    """It trains on a real GPU, whose own driver the agent reads."""
     shm_mib: int | None = None
     """Size of its own /dev/shm."""
     ranks: int = 1

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from gpuwatch.hook import watch as hook
 
+from .cuda_programs import CUDA
 from .gpu_programs import GPU, HEALTHY_GPU
 from .input_programs import INPUT
 from .loop_programs import HEALTHY_LOOPS, LOOP
@@ -21,7 +22,7 @@ from .program import Clock, Program
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
 """Environment variable, 1: programs that hardly compute are scheduled first (SCHED_FIFO, which root may), so that what others do on the machine does
 not make a healthy one ill."""
-PROGRAMS: tuple[Program, ...] = (*INPUT, *LOOP, *GPU, *HEALTHY_LOOPS, *HEALTHY_GPU, *MIXED)
+PROGRAMS: tuple[Program, ...] = (*INPUT, *LOOP, *GPU, *HEALTHY_LOOPS, *HEALTHY_GPU, *MIXED, *CUDA)
 
 
 def warm_up() -> None:

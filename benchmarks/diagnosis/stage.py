@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import stop
 
@@ -53,6 +55,9 @@ def stage(program: Program, number: int, stretch: float = 1.0) -> Outcome:
     outcome = Outcome(program)
     if program.shm_mib and not _may_mount():
         outcome.skipped = "needs a mount namespace of its own (root, or user namespaces)"
+        return outcome
+    if program.cuda and not torch.cuda.is_available():
+        outcome.skipped = "needs a GPU"
         return outcome
     with tempfile.TemporaryDirectory(prefix="gpuwatch-diagnosis-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

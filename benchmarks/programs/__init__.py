@@ -93,6 +93,8 @@ class Program:
     """torch's threads within an operation."""
     clocked: bool
     """Whether its clock's share can be compared with the ledger's: not where several processes or threads train."""
+    cuda: bool
+    """Whether it trains on a GPU."""
 
 
 PROGRAMS: dict[str, Program] = {}
@@ -106,11 +108,14 @@ def program(
     says: str = "",
     threads: int = 1,
     clocked: bool = True,
+    cuda: bool = False,
 ) -> Callable[[Callable[[Clock], None]], Callable[[Clock], None]]:
     """Add a program; its name is its function's."""
 
     def add(main: Callable[[Clock], None]) -> Callable[[Clock], None]:
-        PROGRAMS[main.__name__] = Program(main.__name__, main, causes, seconds, run, agent, says, threads, clocked)
+        PROGRAMS[main.__name__] = Program(
+            main.__name__, main, causes, seconds, run, agent, says, threads, clocked, cuda
+        )
         return main
 
     return add

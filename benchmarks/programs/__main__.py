@@ -2,6 +2,7 @@
 
     python -m benchmarks.programs                    # all of them, about 15 minutes on two cores; a line for each
     python -m benchmarks.programs vae sweep          # some
+    python -m benchmarks.programs --cuda             # those for a GPU, which the others do without
     python -m benchmarks.programs --words vae          # with the words in the terminal
     python -m benchmarks.programs --write            # its page of the documentation
     python -m benchmarks.programs --write vae sweep  # the page's last section, of these alone
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -32,8 +34,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.programs import PROGRAMS, Program, frameworks, habits, heldout, loaders, loops, rl, tutorials, unseen  # noqa: F401  they add their programs
+from benchmarks.programs import (  # noqa: F401  they add their programs
+    PROGRAMS,
+    Program,
+    cuda,
+    frameworks,
+    habits,
+    heldout,
+    loaders,
+    loops,
+    rl,
+    tutorials,
+    unseen,
+)
 from benchmarks.prose import wrapped
+from benchmarks.turns import AT_ONCE
 from gpuwatch.commands.run import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,10 +269,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="programs; without any, all of them")
     parser.add_argument("--write", action="store_true", help="write the page of the documentation")
     parser.add_argument("--words", action="store_true", help="print the words in the terminal too")
+    parser.add_argument("--cuda", action="store_true", help="the programs for a GPU")
     parser.add_argument("--once", action="store_true", help="verdicts only: follow no advice")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in PROGRAMS]:
         parser.error(f"no such program: {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
+    if arguments.cuda and arguments.write:
+        parser.error("--write is of the programs that need no GPU")
     if nice := os.environ.get(NICE):
         if os.getpid() != os.getsid(0):
             os.setsid()  # a group of its own for the scheduler, sched(7)
@@ -269,11 +287,14 @@ def main() -> int:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(_HEADER, flush=True)
     rows = []
-    for program in [PROGRAMS[name] for name in arguments.names] or PROGRAMS.values():
-        rows.append(measure(program, not arguments.once))
-        print(show(rows[-1]), flush=True)
-        if arguments.words:
-            print(rows[-1]["outcome"]["words"], flush=True)
+    all_of_them = [each for each in PROGRAMS.values() if each.cuda == arguments.cuda]
+    chosen = [PROGRAMS[name] for name in arguments.names] or all_of_them
+    with ThreadPoolExecutor(AT_ONCE if arguments.cuda else 1) as pool:
+        for row in pool.map(lambda program: measure(program, not arguments.once), chosen):
+            rows.append(row)
+            print(show(row), flush=True)
+            if arguments.words:
+                print(row["outcome"]["words"], flush=True)
     server.shutdown()
     print(f"\n{summary(rows)}")
     if arguments.write:

@@ -9,7 +9,20 @@ from typing import Any
 import msgspec
 import torch
 
-from benchmarks.programs import PROGRAMS, Clock, frameworks, habits, heldout, loaders, loops, rl, tutorials, unseen  # noqa: F401  they add their programs
+from benchmarks.programs import (  # noqa: F401  they add their programs
+    PROGRAMS,
+    Clock,
+    cuda,
+    frameworks,
+    habits,
+    heldout,
+    loaders,
+    loops,
+    rl,
+    tutorials,
+    unseen,
+)
+from benchmarks.turns import take_the_gpu
 from gpuwatch.hook import watch as hook
 
 _BEFORE_STEP = (
@@ -31,6 +44,8 @@ def main() -> None:
     hook.Watch.close = noted  # type: ignore[method-assign]
     clock = Clock(float(sys.argv[2]))
     torch.set_num_threads(PROGRAMS[sys.argv[1]].threads)
+    if PROGRAMS[sys.argv[1]].cuda:
+        take_the_gpu()
     PROGRAMS[sys.argv[1]].main(clock)
     watches = list(hook.open_watches)
     for watch in watches:
