@@ -38,6 +38,7 @@ class Report:
     phases: Mapping[str, float]  # The part of `other` in declared phases, in seconds by name; after eight, "rest".
     provisional: Mapping[str, float]  # The part of `states` that is not final yet: an open step or pause.
     steps: int
+    unread_steps: int  # Further ones, which the device had not finished: their time is in `provisional`.
     samples: int | None  # Training samples; None: no batch has a known size.
     tokens: int | None  # Training tokens; None: not counted.
     throughput: Throughput  # Over the time of training steps, waits for data included; evaluation and start-up are not.
@@ -85,7 +86,9 @@ class Report:
 
     def goes_beyond(self, before: Report | None) -> bool:
         """Whether enough has happened since this earlier report, a step or more than a moment, to print the verdict again."""
-        return before is None or self.steps > before.steps or self.duration_s > 1.02 * before.duration_s + 1.0
+        if before is None or self.steps > before.steps + before.unread_steps:
+            return True
+        return self.duration_s > 1.02 * before.duration_s + 1.0
 
     def __str__(self) -> str:
         return render(self)
@@ -127,6 +130,7 @@ def make_report(
     thresholds: Thresholds = THRESHOLDS,
     memory_bytes: Mapping[str, int] | None = None,
     breakdown_s: Mapping[str, float] | None = None,
+    unread_steps: int = 0,
 ) -> Report:
     """Return the report of a window that covers a whole run."""
     window = msgspec.structs.replace(window, is_short=is_short(done.steps, done.seconds, thresholds))
@@ -145,6 +149,7 @@ def make_report(
         phases=dict(window.declared_s),
         provisional=dict(provisional_s),
         steps=done.steps,
+        unread_steps=unread_steps,
         samples=None if done.samples is None else int(done.samples),
         tokens=None if done.tokens is None else int(done.tokens),
         throughput=throughput(done, flops),

@@ -244,8 +244,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def gap_share(self) -> float:
-        """Return the share of the window's time in gaps, 0–1, a part of what counts as evaluation. 0 on a device, which computes in them."""
-        evaluated_s = self.states_s.get(EVAL, 0.0) if self.device == "cpu" else 0.0
+        """Return the share of the window's time in gaps, 0–1, a part of what counts as evaluation."""
+        evaluated_s = self.states_s.get(EVAL, 0.0)
         return self.share(EVAL) * min(1.0, self.gaps_s / evaluated_s) if evaluated_s else 0.0
 
     @property

@@ -380,7 +380,7 @@ class Accounts:
 
         recorder = self.recorder
         with interrupting(late_s) as kept:
-            doing = _GAP if recorder.gap_since_ns else recorder.doing()
+            doing = _GAP if recorder.gap_since_ns > 0 else recorder.doing()
             if doing is DATA_WAIT and not self.timeline.counts.steps:
                 doing = _FIRST
             if doing in (_FIRST, DATA_WAIT, IN_STEP, BETWEEN, _GAP):

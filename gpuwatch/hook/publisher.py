@@ -130,6 +130,7 @@ class Publisher:
             window=window,
             provisional_s={state: ns / 1e9 for state, ns in tail_ns.items()},
             done=done,
+            unread_steps=self.accounts.timeline.unread_steps,
             flops=self._facts.flops,
             hook_s=self._recorder.meter.cost_s,
             price=price,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE_NS = 20_000  # a training launches nothing within this time of receiving a batch
+UNREAD = -1  # instead of a gap's begin: the device may compute yet
 METERED = 16  # one in so many last launches, and of marks of sections, is metered
 MOST_TAKEN = 8  # steps of optimizers on one batch; further ones are steps of a loop without a loader
 
@@ -55,6 +56,7 @@ class Recorder:
         self.batch_ready_ns = 0
         self.step_owner: object | None = None  # the loop whose next batch ends the open step, or the context that does
         self.bounded_steps = 0  # those that an optimizer's step has begun
+        self._bounded_owner: object | None = None  # their owner
         self.levels: list[tuple[Any, ...]] = []  # what each open phase or nested loop interrupted; its number first
         # The number of the innermost of them, 0 without any, and the last one given. Numbers are not reused, so that a loop
         # which is collected late (a kept iterator, a cycle) cannot close another one's phase.
@@ -168,13 +170,19 @@ class Recorder:
             return self.activity
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
 
-    def begin_gap(self, now_ns: int) -> None:
-        """A forward pass without gradients has ended: what follows until the next one is a gap."""
-        self.gap_since_ns = now_ns
+    def begin_gap(self) -> None:
+        """A forward pass without gradients has ended: what follows until the next one is a gap. On a device, once a result is read back."""
+        self.gap_since_ns = self.clock() if self.timeline is None else UNREAD
+
+    def read_in_gap(self, began_ns: int) -> None:
+        """A result was read back in a gap, since `began_ns`: the device computed until now."""
+        if self.gap_since_ns > 0:
+            self.gaps_ns += began_ns - self.gap_since_ns
+        self.gap_since_ns = self.clock()
 
     def end_gap(self, now_ns: int) -> None:
         """The next forward pass begins. 0: there is none, and the gap is dropped."""
-        if self.gap_since_ns and now_ns:
+        if self.gap_since_ns > 0 and now_ns:
             self.gaps_ns += now_ns - self.gap_since_ns
         self.gap_since_ns = 0
 
@@ -185,6 +193,18 @@ class Recorder:
         self.batch_ready_ns = self.transfer_ns = 0
         self.parts.append(IN_STEP)  # the wait is a part of the step, until that is popped
         self.bounded_steps += 1
+
+    def end_bounded(self, at_ns: int) -> None:
+        """End the open step, if there is one, by an optimizer's step, its last launch."""
+        if self.active_timeline is not None and self.in_step:
+            self.active_timeline.launched(at_ns)
+        self.end_step(at_ns)
+
+    def end_bounded_wait(self) -> None:
+        """End the wait of a step that an optimizer bounds: its batch is about to be copied to the device."""
+        if self.step_owner is self._bounded_owner:
+            self.leave_steady()
+            self.end_part(self.clock())
 
     def bounded_computes(self) -> int:
         """End the wait of such a step; return the time."""
@@ -284,7 +304,8 @@ class Recorder:
 
     def begin_step(self, owner: object, at_ns: int, by_optimizer: bool = False) -> None:
         """Begin a step, ending the one that is open. An open `data()` or `transfer()` goes on in it."""
-        self.bounded_steps += by_optimizer
+        if by_optimizer:
+            self.bounded_steps, self._bounded_owner = self.bounded_steps + 1, owner
         going_on = self.activity if self.parts and self.activity in (DATA_WAIT, TRANSFERRING) else IN_STEP
         if self.in_step:
             self.end_step(at_ns)
@@ -502,8 +523,8 @@ class Recorder:
     def launched(self, *_: Any) -> None:
         """The optimizer has made its step: the last known launch. (Torch passes the optimizer and its arguments.)"""
         timeline = self.active_timeline
-        if timeline is None or not self.in_step:
-            return
+        if timeline is None or not self.in_step or self.step_owner is self._bounded_owner:
+            return  # the step that ends with it is told by `end_bounded`, whichever hook torch calls first
         if self.thread != get_ident() and get_ident() in getattr(threading, "_active", (get_ident(),)):
             return  # another Python thread. One of autograd's is let through: the training thread waits for its backward pass
         begin = self.clock()

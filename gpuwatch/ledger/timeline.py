@@ -39,6 +39,11 @@ class Timeline:
         self._left = False  # the training loop has ended or was left, and no step has followed
         self._on_device = DeviceBooking(self.ledger)
 
+    @property
+    def unread_steps(self) -> int:
+        """How many steps the device has still to finish."""
+        return sum(entry[0] == STEP for entry in tuple(self._held))
+
     def apply(self, entries: Iterable[tuple[Any, ...]] = ()) -> list[StepRecord]:
         """Book log entries; return their training steps. What follows a piece that the device has not finished is held."""
         self.entries.extend(entries)

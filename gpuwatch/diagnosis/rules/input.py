@@ -471,7 +471,7 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
 )  # fmt: skip
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when no loader is watched, and ≥ `input_share` of the time is between an optimizer step and the next forward
-    pass. Or, on a CPU, between forward passes without gradients (an environment); or ≥ `phase_share` outside of steps
+    pass. Or between forward passes without gradients (an environment); or ≥ `phase_share` outside of steps
     and phases, half of it in one function; or, on a CPU, in one function of Python code that is not torch's, compilations apart."""
     place, outside = window.between_place, window.share(OTHER) - sum(window.declared.values())
     trains = len(window.steps) >= thresholds.min_steps

@@ -204,7 +204,7 @@ class OptimizerSteps:
         if len(self.hooks) == 1:
             self.hooks.append(at_each_optimizer_step(partial(self.guarded, self._optimizer_begins), "pre"))
             self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
-        recorder.end_step(now)
+        recorder.end_bounded(now)
         recorder.begin_step(self._owner, now, by_optimizer=True)
         self._of_last[self._bounded_by], self._followed = self._followed, set()
         self._backwards_before, self._backwards = self._backwards, 0
@@ -383,7 +383,7 @@ class OptimizerSteps:
         """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
         if self._pass == id(module):
             self._pass = 0
-            self._recorder.begin_gap(self._recorder.clock())
+            self._recorder.begin_gap()
 
 
 def _recorded() -> int:

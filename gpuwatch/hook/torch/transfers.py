@@ -109,11 +109,15 @@ class TransferWatch:
             device, clock = recorder.active_timeline, recorder.clock
             if recorder.thread != get_ident():
                 return original(tensor, *args, **kwargs)
-            fed = device if device is not None and tensor.is_cpu and not _names_cpu(place_of(args, kwargs)) else None
+            fed, waits = None, recorder.doing() is DATA_WAIT
+            if (device is not None or waits) and tensor.is_cpu and not _names_cpu(place_of(args, kwargs)):
+                fed = device
+                if waits:
+                    recorder.end_bounded_wait()
             has_place = always or kwargs.get("device", kwargs.get("other")) is not None
             if recorder.doing() is not IN_STEP or not (isinstance(args[0], places) if args else has_place):
                 if fed is None or recorder.doing() is not DATA_WAIT:
-                    return original(tensor, *args, **kwargs)
+                    return self._read_in_gap(original, tensor, args, kwargs)
                 # A prefetcher copies on a stream of its own while a batch is fetched.
                 token = fed.copy_begins(clock(), follows=False)
                 result = original(tensor, *args, **kwargs)
@@ -146,6 +150,15 @@ class TransferWatch:
 
         return timed
 
+    def _read_in_gap(self, original: Any, tensor: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Call `original`. If it reads a result back between two forward passes without gradients, the device has nothing to do afterwards."""
+        recorder = self._recorder
+        begin = recorder.clock() if recorder.gap_since_ns else 0
+        result = original(tensor, *args, **kwargs)
+        if begin and not tensor.is_cpu and getattr(result, "is_cpu", True):
+            recorder.read_in_gap(begin)
+        return result
+
     def _noted(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder, methods = self._recorder, self.methods
         is_overridden = torch.overrides.has_torch_function_unary
@@ -157,7 +170,7 @@ class TransferWatch:
             device = recorder.active_timeline
             is_idle = recorder.activity is not IN_STEP or not methods.loops
             if device is None or is_idle or tensor.is_cpu or recorder.thread != get_ident():
-                return original(tensor, *args, **kwargs)
+                return self._read_in_gap(original, tensor, args, kwargs)
             begin = recorder.clock()
             result = original(tensor, *args, **kwargs)
             device.read_back(recorder.clock() - begin)

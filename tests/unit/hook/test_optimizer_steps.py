@@ -9,13 +9,16 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import gpuwatch
+from benchmarks.fakes import FakeDevice
 from gpuwatch.hook.batches import loader_settings
 from gpuwatch.hook.session import Session
+from gpuwatch.hook.torch.transfers import TransferWatch
 from gpuwatch.ledger.events import FAST_STEP
 from tests.unit.hook.fakes import Clock, fake_watch, turn
 
@@ -696,6 +699,57 @@ class Slow:
             yield 1
         finally:
             self.clock.sleep_ms(self.end_ms)
+
+
+# on a device ------------------------------------------------------------------------------------------------------------
+
+
+def on_device(training: Training) -> FakeDevice:
+    device = FakeDevice(training.clock, lambda seconds: training.clock.sleep_ms(seconds * 1e3))
+    training.watch.session.torch_hooks.attach(device)
+    return device
+
+
+def test_a_wait_without_a_loader_starves_the_device_where_it_is_longer_than_the_queued_work(training: Training) -> None:
+    """On a GPU all of it was `other`: 70% of a training that tokenizes before each forward pass, and no cause was named."""
+    device = on_device(training)
+    for _ in range(21):
+        training.clock.sleep_ms(30)
+        loss = training.model(torch.ones(1, 2)).sum()
+        device.launch(0.010)
+        training.clock.sleep_ms(1)
+        loss.backward()
+        training.optimizers[0].step()
+    device.synchronize()
+    training.watch._recorder.poll(training.clock())
+    states = training.states_ms()
+    assert states["input_wait"] == pytest.approx(21 * 20, abs=10) and states["compute"] == pytest.approx(210, abs=15)
+    assert "host_wait" not in states and states.get("other", 0) <= 30
+    assert training.watch.report().timeline == "device"
+
+
+def test_a_gap_between_passes_on_a_device_begins_when_a_result_is_read_back(training: Training) -> None:
+    recorder, read = training.watch._recorder, TransferWatch(training.watch._recorder)._read_in_gap
+    on_device(training)
+    result = SimpleNamespace(is_cpu=False)
+
+    def reads(ms: float) -> Any:
+        return read(lambda _: training.clock.sleep_ms(ms), result, (), {})
+
+    training.step(0, 10, loops=2)
+    with torch.no_grad():
+        for _ in range(4):
+            training.model(torch.ones(1, 2))
+            training.clock.sleep_ms(7)  # what the device may compute in
+        assert gaps_ms(training) == 0
+        for _ in range(4):
+            training.model(torch.ones(1, 2))
+            reads(3)
+            training.clock.sleep_ms(5)
+            reads(0)
+            training.clock.sleep_ms(2)
+    training.step(0, 10)
+    assert gaps_ms(training) == 4 * 7 and recorder.gap_since_ns == 0
 
 
 # between two forward passes ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 import gpuwatch
+from benchmarks.fakes import FakeDevice
 from gpuwatch import wire
 from gpuwatch.diagnosis.finding import Conclusion
 from gpuwatch.hook import watch as hook_watch
@@ -174,6 +175,24 @@ def test_a_run_of_one_loop_gets_one_verdict(
     watch.close()
     captured = capsys.readouterr()
     assert captured.err.count("gpuwatch ·") == 1 and captured.out == ""
+
+
+def test_steps_that_the_device_had_not_finished_are_no_reason_for_a_second_verdict(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a GPU a loop that was left by `break` got two, of 93 steps and of 98."""
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    device = FakeDevice(clock, lambda seconds: clock.sleep_ms(seconds * 1e3))
+    watch.session.torch_hooks.attach(device)
+    for number, _ in enumerate(watch.steps(range(100))):
+        device.launch(0.010)
+        clock.sleep_ms(5 + 5 * (number > 20))
+        if number == 50:
+            break
+    assert watch._publisher.printed.steps < 50 < watch._publisher.printed.unread_steps + watch._publisher.printed.steps
+    watch.close()
+    assert watch.report().steps > watch._publisher.printed.steps
+    assert capsys.readouterr().err.count("gpuwatch ·") == 1
 
 
 @pytest.mark.parametrize(("after_ms", "printed"), [(500, "700 ms"), (2000, "2.7 s")])
