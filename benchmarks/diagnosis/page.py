@@ -18,7 +18,7 @@ which exits with status 1 if a cause is missed, if another cause is named instea
 
 - Loaders are torch's DataLoader with real work: unpacking, reading past the page cache, a TCP server, locks, a small tmpfs, checkpoints that are synced, ranks over gloo. Without a GPU, the device's step is a sleep.
 - Node *alone*: the agent sees a node with 16 cores on which only the program runs. Its CPU times are computed from the program's CPU time and its time in the run queue (`--procfs`), because a machine with two busy cores cannot show idle ones.
-- GPU *fake*: a simulated device that only takes time (`benchmarks.fakes.FakeDevice`), and a fake NVML with the utilisation and power of this device. The GPU causes have not been run on a GPU.
+- GPU *fake*: a simulated device that only takes time (`benchmarks.fakes.FakeDevice`), and a fake NVML with the utilisation and power of this device. `--cuda` runs such programs on a GPU instead: [some were](gpu-checklist.md#an-h200-26-november-2026).
 - Some programs set time thresholds in the agent's configuration file, so that evidence that needs ten minutes takes 15 seconds.
 - The benchmark needs a machine with an idle core. On two cores at a load of 50 to 90, `slow_worker` and `memory_creep` were each missed once before they were found, and three healthy programs without scheduling priority (`GPUWATCH_BENCHMARK_REALTIME=1`) waited for cores and therefore for data, and were reported as waiting for data.
 """
