@@ -401,10 +401,12 @@ class Accounts:
             self.standstill = Standstill(place, last_collectives())
 
     def loader_with_batch(self) -> Loader | None:
-        """Return the loader's settings with the size of a batch."""
-        if self.loader is None or self.batch_bytes is None:
-            return self.loader
-        return msgspec.structs.replace(self.loader, batch_bytes=self.batch_bytes)
+        """Return the loader's settings with the size of a batch, and whether that is pinned, as a copy of it has shown."""
+        seen = {"batch_bytes": self.batch_bytes, "pin_memory": self.recorder.pinned}
+        known = {name: value for name, value in seen.items() if value is not None}
+        if self.loader is None and self.recorder.pinned is None:
+            return None
+        return msgspec.structs.replace(self.loader or Loader(), **known)
 
     def finish(self, now_ns: int) -> None:
         """Book the time up to now, when the run ends. Call with the lock held."""

@@ -71,6 +71,7 @@ class Recorder:
         self.resting = False  # the device's timeline skips steps, because measuring all of them costs too much
         self.device_failed = False  # an event call has raised: the host's clock measures for the rest of the run
         self._copy: object | None = None  # the open copy, as the device's timeline knows it
+        self.pinned: bool | None = None  # whether what was copied last lay in pinned memory; None: not asked
 
     # The training thread --------------------------------------------------------------------------------------------
 

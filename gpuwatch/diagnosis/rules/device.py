@@ -19,7 +19,7 @@ no_alert = partial(lone, alert=None, runbook="Findings")
 
 
 def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float, float | None, Evidence] | None:
-    """Return (share of the time, bytes a second, evidence) of the copies of a loader that is known to pin its batches, or not to."""
+    """Return (share of the time, bytes a second, evidence) of the copies of batches that are known to be pinned, or not to be."""
     share, steps, loader = window.share(TRANSFER), window.steps, window.loader
     if share < thresholds.transfer_share or len(steps) < thresholds.min_steps or loader.pin_memory is not pinned:
         return None
@@ -31,7 +31,7 @@ def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float
 
 @inefficient("DataLoader(pin_memory=True) with batch.to(device, non_blocking=True)")
 def transfer_pageable(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when copies take ≥ `transfer_share` of the time, and the loader is known not to pin its batches."""
+    """Found when copies take ≥ `transfer_share` of the time, and the batches are known not to be pinned."""
     copies = _copies(window, thresholds, pinned=False)
     if copies is None or window.waits_hidden_in:
         return None
@@ -40,7 +40,7 @@ def transfer_pageable(window: Window, thresholds: Thresholds) -> Finding | None:
         "batches are copied to the device from pageable memory",
         share,
         taken,
-        Evidence("pinned", 0, "", "pin_memory=False: the driver copies each batch twice, and the host waits"),
+        Evidence("pinned", 0, "", "they are not pinned: the driver copies each twice, and the host waits"),
         *([] if rate is None else [Evidence("copy rate", rate, "bytes/s", f"the copies run at {rate / 1e9:.1f} GB/s")]),
         predicted_speedup=speedup_without(share),
     )

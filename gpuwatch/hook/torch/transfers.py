@@ -18,6 +18,7 @@ from gpuwatch.ledger.events import COPY_FOLLOWS_NS, DATA_WAIT, IN_STEP
 _COPIES = ("to", "cuda")
 READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")  # only where a device measures
 _NOT_GIVEN = object()
+_BATCH_BYTES = 1 << 16  # of a smaller copy, of labels say, it does not matter whether its memory is pinned
 
 
 class TransferWatch:
@@ -140,6 +141,8 @@ class TransferWatch:
                         device.copy_ends(token, clock() - begin)
                         last_ns = clock()
                         recorder.transfer_ns += last_ns - begin
+                        if token is not None and tensor.nbytes >= _BATCH_BYTES:
+                            recorder.pinned = tensor.is_pinned()
                 elif device is not None and result.is_cpu and not tensor.is_cpu:
                     device.read_back(clock() - begin)
                 elif device is not None:

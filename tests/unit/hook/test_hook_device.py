@@ -512,3 +512,28 @@ def test_copies_that_copy_nothing_record_no_event(rig: Rig) -> None:
         rig.train(host_ms=1, launch_ms=1)
     rig.states()
     assert rig.device.events_made <= 60  # those of the pieces that wait to be read together
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_whether_batches_are_pinned_is_seen_in_their_copies(
+    pinned: bool, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a DataLoader, or where that cannot pin what it makes, no setting says so: slow copies had no cause."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: asked.append(tensor.numel()) or pinned)
+    original = torch.Tensor.to
+
+    def slow(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        rig.device.launch(0.004)
+        rig.clock.sleep_ms(4)
+        return original(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", slow)
+    for _ in rig.watch.steps(rig.batches([1.0] * 40)):
+        torch.ones(1 << 20).to("meta")
+        torch.ones(4).to("meta")
+        rig.train(host_ms=5, launch_ms=5)
+    rig.states()
+    assert set(asked) == {1 << 20}
+    found = [each.cause for each in rig.watch.report().findings]
+    assert ("transfer_pageable" in found) is not pinned, found
