@@ -18,7 +18,7 @@ import pytest
 from gpuwatch import wire
 from tests.integration.test_process_safety import received, receiver
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.alone]  # a goodbye is sent within 0.3 s or never
 
 HEAD = """
 import gc, json, os, signal, sys, threading, time
