@@ -173,10 +173,10 @@ class OptimizerSteps:
         is_usual = recorder.steady is self._owner and recorder.batch_ready_ns and self._backwards < 2
         is_usual = is_usual and not self._frame and recorder.thread == get_ident()
         if is_usual and not (self.is_covered and self.is_covered()):
-            recorder.next_bounded(recorder.clock())
             self._of_last.pop(self._bounded_by, None)
             self._bounded_by, self._backwards = optimizer, 0
             self._next_forward.add()
+            recorder.next_bounded(recorder.clock())  # what the hook takes is no wait
             return
         if self.count == 1:
             self.on_first()
@@ -279,9 +279,10 @@ class OptimizerSteps:
         recorder, records = self._recorder, sys.modules["torch"].is_grad_enabled()
         is_usual = recorder.steady is self._owner and not recorder.batch_ready_ns and records and module.training
         if is_usual and recorder.thread == get_ident():
+            now = recorder.bounded_computes()
             self._next_forward.remove()
             self._trained, self._with_teacher = id(module), 0
-            if (now := recorder.bounded_computes()) - self._begun_ns > _BEGUN_EVERY_NS:
+            if now - self._begun_ns > _BEGUN_EVERY_NS:
                 self._begun_ns = now
                 self._begin()
             return
