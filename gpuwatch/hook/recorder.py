@@ -207,11 +207,10 @@ class Recorder:
             self.leave_steady()
             self.end_part(self.clock())
 
-    def bounded_computes(self) -> int:
-        """End the wait of such a step; return the time."""
+    def bounded_computes(self, at_ns: int) -> None:
+        """End the wait of such a step."""
         self.parts.pop()
-        self.batch_ready_ns = now = self.clock()
-        return now
+        self.batch_ready_ns = at_ns
 
     def next_step(self, owner: object, at_ns: int, follows: bool) -> bool:
         """End the open step (the owner's if `follows`) and wait for the next one's batch; return whether its fetch is to be sampled."""

@@ -276,10 +276,11 @@ class OptimizerSteps:
 
     def _begin_forward(self, module: Any, *_: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
-        recorder, records = self._recorder, sys.modules["torch"].is_grad_enabled()
+        recorder = self._recorder
+        now, records = recorder.clock(), sys.modules["torch"].is_grad_enabled()  # first, as the hook's own time is no wait
         is_usual = recorder.steady is self._owner and not recorder.batch_ready_ns and records and module.training
         if is_usual and recorder.thread == get_ident():
-            now = recorder.bounded_computes()
+            recorder.bounded_computes(now)
             self._next_forward.remove()
             self._trained, self._with_teacher = id(module), 0
             if now - self._begun_ns > _BEGUN_EVERY_NS:
@@ -292,7 +293,6 @@ class OptimizerSteps:
             return
         if self._awaits_more and not trains:  # on the batch that was trained on, to log something
             return
-        now = recorder.clock()
         recorder.end_gap(now)
         if not trains:
             if self._with_teacher < _TEACHES:
