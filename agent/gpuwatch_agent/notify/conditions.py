@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuwatch import api
-from gpuwatch.alerting.render import alerts, hold_s, severity
+from gpuwatch.alerting.render import alerts, hold_s
 from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds
 from gpuwatch.diagnosis.finding import Severity
 from gpuwatch.diagnosis.rules import BY_CAUSE
@@ -35,9 +35,9 @@ def conditions(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) ->
         *_of_the_node(snapshot, now_s, thresholds),
     ):
         name = "/".join(str(part) for part in (alert, *key) if part is not None)
-        hold = hold_s(alert, thresholds)
+        hold, severity = hold_s(alert, thresholds), alerts()[alert]["labels"]["severity"]
         text = "\n".join(map(harmless, lines or [f"Do: {annotation(alert, 'advice')}"]))
-        found[name] = Condition(name, alert, severity(alert), hold, since_s, harmless(title), text)
+        found[name] = Condition(name, alert, severity, hold, since_s, harmless(title), text)
     return list(found.values())
 
 
