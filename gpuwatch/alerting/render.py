@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds, Prices
+from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS, AlertThresholds, Prices
 from gpuwatch.diagnosis.rules import RULES
 from gpuwatch.tables import NAME, fill, table
 
@@ -155,7 +155,7 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
     values["sweep_before"], values["sweep_memory"] = (duration(n * thresholds.sweep_window_s) for n in (2, 3))
     values["xids_of_programs"] = " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in XIDS_OF_PROGRAMS)
-    cases = (f"if eq $value {xid}.0 }}}}{text}" for xid, text in XIDS.items())
+    cases = (f"if eq $value {xid}.0 }}}}{text}" for xid, text in template("alerts.yml")["xids"].items())
     values["xid_meaning"] = "{{ " + "{{ else ".join(cases) + "{{ else }}see NVIDIA's list of XIDs{{ end }}"
     return values | {"currency": prices.currency} | _price_values(prices)
 

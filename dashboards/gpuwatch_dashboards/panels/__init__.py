@@ -22,11 +22,6 @@ from gpuwatch_dashboards.query import Match, Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
 Severity = Literal["warning", "critical"]
-_TITLES = {
-    "alertname": "Alert", "instance": "Node", "job_id": "Job", "gpu": "GPU", "UUID": "UUID", "timeline": "Clock",
-    "workload_namespace": "Namespace", "workload_pod": "Pod", "workload_container": "Container", "version": "gpuwatch",
-    "world_size": "Ranks", "num_workers": "Loader workers", "GPU_I_ID": "MIG instance", "GPU_I_PROFILE": "Profile",
-}  # fmt: skip
 _PARTS = ("state", "phase")  # A quotient by these labels is a share: its divisor is the sum over them
 
 
@@ -105,7 +100,7 @@ class Panel:
 
 
 def title_of(label: str) -> str:
-    return _TITLES.get(label, label.capitalize())
+    return str(_TITLES.get(label, label.capitalize()))
 
 
 def unit_of(query: Query) -> Unit:
@@ -126,6 +121,7 @@ def _parsed(name: str) -> Any:
     return table("gpuwatch_dashboards.panels", f"{name}.yml")
 
 
+_TITLES = _parsed("titles")
 _TEXTS = {"lost": "|".join(LOST_KINDS), **_parsed("texts")}
 
 
