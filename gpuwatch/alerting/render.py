@@ -1,7 +1,5 @@
 """Fills in the templates of the Prometheus rules. The first lines of recording.yml explain their syntax."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
