@@ -1,7 +1,13 @@
 """Tables and texts that are kept as YAML, beside the code that uses them."""
 
+import re
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
+
+from gpuwatch.errors import ConfigError
+
+NAME = re.compile(r"\$\{(\w+)\}")
 
 
 def table(package: str, name: str) -> Any:
@@ -10,3 +16,18 @@ def table(package: str, name: str) -> Any:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load((files(package) / name).read_text("utf-8"), loader)
+
+
+def fill(value: Any, texts: Mapping[str, Any]) -> Any:
+    """Return a value with each `${name}` replaced by the text of that name, itself filled in. Raises ConfigError for a name that none has."""
+
+    def one(name: re.Match[str]) -> str:
+        if name[1] not in texts:
+            raise ConfigError(f"{name[0]} in {name.string!r}: neither a threshold nor a text of the template")
+        return str(fill(texts[name[1]], texts))
+
+    if isinstance(value, Mapping):
+        return {key: fill(each, texts) for key, each in value.items()}
+    if isinstance(value, list):
+        return [fill(each, texts) for each in value]
+    return NAME.sub(one, value) if isinstance(value, str) else value

@@ -295,7 +295,7 @@ def _legend(curve: Curve) -> str:
 
     Values that have a look are found by their bare name: they are of panels about one node.
     """
-    of_node = curve.live is not None and not curve.live.of_a_run and curve.legend.strip("{}") not in _LOOKS
+    of_node = curve.metric and not curve.query.of_a_run and curve.legend.strip("{}") not in _LOOKS
     return re.sub(r"\{(\w+)\}", r"{{\1}}", f"{curve.legend} · {{instance}}" if of_node else curve.legend)
 
 

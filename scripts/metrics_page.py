@@ -92,7 +92,7 @@ def _readers() -> Iterator[tuple[str, set[str]]]:
 
 def _of_panel(panel: Panel) -> set[str]:
     names = {name for curve in panel.curves for name in _names(curve.promql)}
-    queries: list[Query | None] = [curve.live for curve in panel.curves]
+    queries: list[Query | None] = [curve.query for curve in panel.curves if curve.metric]
     while queries:
         if (query := queries.pop()) is not None:
             names.add(query.metric)

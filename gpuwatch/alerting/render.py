@@ -1,25 +1,20 @@
 """Fills in the templates of the Prometheus rules. The first lines of recording.yml explain their syntax."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds, Prices
-from gpuwatch.diagnosis.finding import Severity
+from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS, AlertThresholds, Prices
 from gpuwatch.diagnosis.rules import RULES
-from gpuwatch.errors import ConfigError
-from gpuwatch.tables import table
+from gpuwatch.tables import NAME, fill, table
 
 TEMPLATES = ("recording.yml", "alerts.yml")
 RUNBOOKS = AlertThresholds.runbooks
 _INTERVALS_S = {"ledger": 60, "baseline": 120, "slow": 180}
 """How often groups with windows of minutes and of hours are evaluated. The last are well within the five minutes for which
 Prometheus uses a recorded value: a late evaluation must not restart an alert."""
-_NAME = re.compile(r"\$\{(\w+)\}")
 
 Rule = dict[str, Any]
 
@@ -37,12 +32,6 @@ def alerts() -> dict[str, Rule]:
     return {rule["alert"]: rule for rule in rules if "alert" in rule}
 
 
-def severity(alert: str) -> Severity:
-    """Return an alert's severity. PhaseStuck has a template, which the agent does not fill in: it does not raise it."""
-    found: Severity = alerts()[alert]["labels"]["severity"]
-    return found
-
-
 def hold_s(alert: str, thresholds: AlertThresholds) -> float:
     """Return for how long an alert's expression must hold, in seconds."""
     (name,) = names(alerts()[alert]["for"])
@@ -54,10 +43,7 @@ def render(thresholds: AlertThresholds | None = None, prices: Prices | None = No
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Writes a text of several lines as a block, and never refers to an earlier value."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
+        """Writes a text of several lines as a block."""
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
@@ -89,19 +75,19 @@ def filled(template: Mapping[str, Any], thresholds: AlertThresholds, prices: Pri
             for rule in group["rules"]
             if rule.get("when") in active
             for of_rule in rule.get("for_each", [{}])
-            for entry in _rules(rule, values | _fill(of_rule, values))
+            for entry in _rules(rule, values | fill(of_rule, values))
         ]
-        yield _fill({key: value for key, value in group.items() if key != "rules"}, values) | {"rules": rules}
+        yield fill({key: value for key, value in group.items() if key != "rules"}, values) | {"rules": rules}
 
 
 def names(value: Any) -> set[str]:
     """Return the names of `${…}` in a text, or in all texts of a rule."""
-    return set(_NAME.findall(str(value)))
+    return set(NAME.findall(str(value)))
 
 
 def _rules(rule: Rule, values: Mapping[str, str]) -> list[Rule]:
     """Return a rule, filled in; before an alert that its expression holds the record of its condition."""
-    entry: Rule = _fill({key: value for key, value in rule.items() if key not in ("when", "for_each")}, values)
+    entry: Rule = fill({key: value for key, value in rule.items() if key not in ("when", "for_each")}, values)
     # 0s is what Prometheus takes where the key is missing.
     entry = {key: value for key, value in entry.items() if not (key in ("for", "keep_firing_for") and value == "0s")}
     own, by, over = (entry.pop(name, None) for name in ("run_alert", "held_by", "held_unless"))
@@ -117,7 +103,7 @@ def _held(alert: str, own: str | None, by: str, over: str | None, values: Mappin
 
     A rule cannot resolve an alert that keep_firing_for holds. What fired at the last evaluation is in the series ALERTS.
     """
-    ended = _fill("${ended_job}" if "job_id" in by else "${ended_run}", values)
+    ended = fill("${ended_job}" if "job_id" in by else "${ended_run}", values)
     held = record = f"alert:{alert}:value"
     if values["keep_firing_for"] != "0s":
         held = (
@@ -149,17 +135,6 @@ def _changes(alert: str) -> dict[str, str]:
     return {f"{name}_{alert}": text for name, text in zip(names, (advised, change, of_cause, causes), strict=True)}
 
 
-def _fill(value: Any, values: Mapping[str, str]) -> Any:
-    def one(match: re.Match[str]) -> str:
-        if match[1] not in values:
-            raise ConfigError(f"{match[0]} in {match.string!r}: neither a threshold nor a text of the template")
-        return _NAME.sub(one, values[match[1]])
-
-    if isinstance(value, Mapping):
-        return {key: _fill(each, values) for key, each in value.items()}
-    return _NAME.sub(one, value)
-
-
 def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     values: dict[str, str] = {}
     for name, value in asdict(thresholds).items():
@@ -178,7 +153,7 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
     values["sweep_before"], values["sweep_memory"] = (duration(n * thresholds.sweep_window_s) for n in (2, 3))
     values["xids_of_programs"] = " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in XIDS_OF_PROGRAMS)
-    cases = (f"if eq $value {xid}.0 }}}}{text}" for xid, text in XIDS.items())
+    cases = (f"if eq $value {xid}.0 }}}}{text}" for xid, text in template("alerts.yml")["xids"].items())
     values["xid_meaning"] = "{{ " + "{{ else ".join(cases) + "{{ else }}see NVIDIA's list of XIDs{{ end }}"
     return values | {"currency": prices.currency} | _price_values(prices)
 

@@ -8,11 +8,6 @@ from dataclasses import asdict, dataclass, field
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
 
-XIDS = {
-    48: "double-bit ECC error", 63: "row remapping pending", 64: "row remapping failed", 74: "NVLink error",
-    79: "GPU fell off the bus", 94: "contained memory error", 95: "uncontained memory error", 119: "GSP timeout",
-}  # fmt: skip
-"""https://docs.nvidia.com/deploy/xid-errors/"""
 XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)  # Of a faulty or killed program, whose log names them: no fault of the GPU.
 
 

@@ -1,7 +1,5 @@
 """What a diagnosis returns: a verdict and findings. And what a rule is, which makes a finding of one cause."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -14,7 +14,7 @@ from gpuwatch.hook.metering import SAMPLE_EVERY, FetchEvidence, Sampling
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.session import Session
 from gpuwatch.host.frames import random, spawned_workers_sampled
-from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES, known_count
+from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, UNKNOWN_SAMPLES, known_count
 from gpuwatch.ledger.states import EVAL
 
 T = TypeVar("T")
@@ -205,11 +205,8 @@ class Loop(Generic[T]):
         if recorder.samples == UNKNOWN_SAMPLES:
             self._count(batch)
         if self.to is not None:
-            recorder.begin_part(TRANSFERRING, recorder.clock())
-            try:
+            with self._session.transfer:
                 batch = move(batch, self.to)
-            finally:
-                recorder.end_part(recorder.clock())
         return batch
 
     def _become_evaluation(self, at_ns: int) -> None:

@@ -3,23 +3,19 @@
 The hook's background thread and `report()` drain the log into a `Timeline`. Nothing here does I/O or takes a lock.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from gpuwatch.hook.metering import FetchEvidence, Meter
 from gpuwatch.host.proc import ThreadTime
 from gpuwatch.ledger import events
+from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.events import DATA_WAIT, FAST_STEP, IN_STEP, LOOSE, STEP, TAKEN, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import INPUT_WAIT, OTHER
-
-if TYPE_CHECKING:
-    from gpuwatch.ledger.device_timeline import DeviceTimeline
 
 T = TypeVar("T")
 

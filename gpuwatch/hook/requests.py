@@ -3,8 +3,6 @@
 Nothing listens: the background thread looks for a request twice a second, and reads those of the process's own user.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sys
@@ -12,18 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from gpuwatch.errors import GpuwatchError
+from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.host.frames import stacks
 from gpuwatch.host.proc import own_number
-
-if TYPE_CHECKING:
-    from gpuwatch.hook.recorder import Recorder
 
 _TAKEN_S = 5.0
 _NOT_ALLOWED = "the run does not allow it: start it by gpuwatch run --trace, with GPUWATCH_TRACE=1 or Watch(trace=True)"

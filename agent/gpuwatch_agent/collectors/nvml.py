@@ -19,9 +19,10 @@ from gpuwatch_agent.collectors.drivers import TIMING, DriverCollector, Fate, Gpu
 
 Handle = Any
 
+_TABLES = table("gpuwatch_agent.collectors", "nvml.yml")
 _THROTTLE_BITS = {
     label: sum(getattr(pynvml, f"nvmlClocksEventReason{name}") for name in names)
-    for label, names in table("gpuwatch_agent.collectors", "nvml.yml").items()
+    for label, names in _TABLES["throttled"].items()
 }
 
 
@@ -176,13 +177,9 @@ SLOW: Reads = {
     "nvlink_bytes": nvlink_bytes,
 }
 
-_BY_FATE: Mapping[Fate, str] = {
-    "absent": "NOT_SUPPORTED FUNCTION_NOT_FOUND NO_PERMISSION NOT_FOUND NO_DATA NOT_READY",
-    "lost": "GPU_IS_LOST GPU_NOT_FOUND RESET_REQUIRED UNINITIALIZED DRIVER_NOT_LOADED",
-    "doubtful": "UNKNOWN INVALID_ARGUMENT",  # the handle may be of an earlier enumeration
+_FATES: Mapping[int, Fate] = {
+    getattr(pynvml, f"NVML_ERROR_{name}"): fate for fate, names in _TABLES["fates"].items() for name in names
 }
-_FATES = {getattr(pynvml, f"NVML_ERROR_{name}"): fate for fate, names in _BY_FATE.items() for name in names.split()}
-
 _NO_DRIVER = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: there is no NVIDIA driver here,"
     " or this container was started without its GPU runtime",
@@ -262,21 +259,10 @@ class GpuCollector(DriverCollector):
         return []
 
 
-_PERCENT, _MIB = 0.01, float(1 << 20)
-METRICS = {
-    "sm_active_ratio": (pynvml.NVML_GPM_METRIC_SM_UTIL, _PERCENT),
-    "tensor_active_ratio": (pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, _PERCENT),
-    "dram_bandwidth_ratio": (pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, _PERCENT),
-    "pcie_transmit_bytes_per_second": (pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, _MIB),
-    "pcie_receive_bytes_per_second": (pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, _MIB),
-    "nvlink_receive_bytes_per_second": (pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, _MIB),
-    "nvlink_transmit_bytes_per_second": (pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, _MIB),
-}
-"""The driver's metric, and what turns its unit into ours."""
-_MIG_METRICS = {
-    "engine_active_ratio": (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, _PERCENT),
-    "sm_active_ratio": METRICS["sm_active_ratio"],
-}
+_GPM_METRICS, _GPM_METRICS_OF_MIG = (
+    {name: (getattr(pynvml, f"NVML_GPM_METRIC_{metric}"), factor) for name, (metric, factor) in _TABLES[of].items()}
+    for of in ("gpm", "gpm_of_mig")
+)
 
 
 class Gpm:
@@ -312,7 +298,7 @@ class Gpm:
         self._samples[uuid] = (new, old, True)
         if not filled:
             return []
-        metrics = METRICS if gpu.parent is None else _MIG_METRICS
+        metrics = _GPM_METRICS if gpu.parent is None else _GPM_METRICS_OF_MIG
         asked = pynvml.c_nvmlGpmMetricsGet_t()
         asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         asked.numMetrics = len(metrics)

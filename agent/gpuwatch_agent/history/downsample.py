@@ -90,7 +90,7 @@ class Batch:
 
     def start_ns(self, step: int) -> int:
         """Return when a step of the batch began, in ns of Unix time; -1 is the last one."""
-        return _at(self.columns["start_ns"], step) + self.offset_ns
+        return self.column("start_ns")[step] + self.offset_ns
 
     def part(self, begin: int, end: int) -> Batch:
         cut = slice(WIDTH * begin, WIDTH * end)
@@ -105,7 +105,7 @@ def joined(batches: Sequence[Batch], name: str) -> array[int]:
 def sums(batches: Sequence[Batch], most_epochs: int) -> StepMinute:
     """Return the sums over at least one batch, none of which is empty. They are joined before they are unpacked: that is faster."""
     first, last = batches[0], batches[-1]
-    host_ns = sum(max(0, _at(last.columns[name], -1)) for name in _HOST if name in last.columns)
+    host_ns = sum(max(0, last.column(name)[-1]) for name in _HOST if name in last.columns)
     present = set().union(*(batch.columns for batch in batches))
     samples = Spread().plus(joined(batches, "samples"))
     return StepMinute(
@@ -179,8 +179,7 @@ def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int:
             bad += 1
     for layout, ticks in by_layout.items():
         values = [tick[1] for tick in ticks]
-        low = array("d", map(min, *values)) if len(values) > 1 else values[0]
-        high = array("d", map(max, *values)) if len(values) > 1 else values[0]
+        low, high = (array("d", map(most, zip(*values, strict=False))) for most in (min, max))
         connection.execute(
             "INSERT OR REPLACE INTO tick_minute VALUES (?, ?, ?, ?, ?)",
             (ticks[-1][0], layout, values[-1].tobytes(), low.tobytes(), high.tobytes()),
@@ -273,8 +272,3 @@ def _spread(columns: list[Spread]) -> api.Spread | None:
         min=[column.least_ns / 1e9 if column.count else None for column in columns],
         max=[column.most_ns / 1e9 if column.count else None for column in columns],
     )
-
-
-def _at(column: bytes, step: int) -> int:
-    begin = step * WIDTH if step >= 0 else len(column) + step * WIDTH
-    return int.from_bytes(column[begin : begin + WIDTH], "little", signed=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuwatch import api
-from gpuwatch.alerting.render import alerts, hold_s, severity
-from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds
+from gpuwatch.alerting.render import alerts, hold_s, template
+from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS, AlertThresholds
 from gpuwatch.diagnosis.finding import Severity
 from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.formatting import harmless
@@ -35,9 +35,9 @@ def conditions(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) ->
         *_of_the_node(snapshot, now_s, thresholds),
     ):
         name = "/".join(str(part) for part in (alert, *key) if part is not None)
-        hold = hold_s(alert, thresholds)
+        hold, severity = hold_s(alert, thresholds), alerts()[alert]["labels"]["severity"]
         text = "\n".join(map(harmless, lines or [f"Do: {annotation(alert, 'advice')}"]))
-        found[name] = Condition(name, alert, severity(alert), hold, since_s, harmless(title), text)
+        found[name] = Condition(name, alert, severity, hold, since_s, harmless(title), text)
     return list(found.values())
 
 
@@ -85,7 +85,8 @@ def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) 
     for (gpu, uuid), number in page.values("gpuwatch_gpu_last_xid").items():
         xid, time_s = int(number), times.get((gpu, uuid))
         if time_s is not None and xid not in XIDS_OF_PROGRAMS and now_s - time_s < thresholds.xid_window_s:
-            title = f"GPU {gpu} ({uuid}) reported XID {xid}: {XIDS.get(xid, 'see the list of XIDs by NVIDIA')}"
+            meaning = template("alerts.yml")["xids"].get(xid, "see the list of XIDs by NVIDIA")
+            title = f"GPU {gpu} ({uuid}) reported XID {xid}: {meaning}"
             yield "GpuXid", (uuid, xid), time_s, title, ()
     sizes = page.values("gpuwatch_shm_size_bytes")
     for (mount,), used in page.values("gpuwatch_shm_used_bytes").items():

@@ -16,23 +16,18 @@ from typing import Any, Literal
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.ledger.states import LOST_KINDS
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.tables import table
+from gpuwatch.tables import fill, table
 from gpuwatch.tools.reports.display import UNITS, Unit
 from gpuwatch_dashboards.query import Match, Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
 Severity = Literal["warning", "critical"]
-_TITLES = {
-    "alertname": "Alert", "instance": "Node", "job_id": "Job", "gpu": "GPU", "UUID": "UUID", "timeline": "Clock",
-    "workload_namespace": "Namespace", "workload_pod": "Pod", "workload_container": "Container", "version": "gpuwatch",
-    "world_size": "Ranks", "num_workers": "Loader workers", "GPU_I_ID": "MIG instance", "GPU_I_PROFILE": "Profile",
-}  # fmt: skip
 _PARTS = ("state", "phase")  # A quotient by these labels is a share: its divisor is the sum over them
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One query of a panel, `live`, `promql` or both: a line for each set of its labels, or a column of a table."""
+    """One query of a panel, by `metric`, `promql` or both: a line for each set of its labels, or a column of a table."""
 
     legend: str = ""
     """With labels in braces: "read {device}"; a single label of `display.LOOKS` is shown by its name there. Of a table:
@@ -44,29 +39,22 @@ class Curve:
     greatest: bool = False  # as in `Query`
     total: bool = False  # as in `Query`
     promql: str = ""
-    """For Prometheus instead of `live`, with Grafana's variables (`$instance`, `$__range`) and recorded series."""
+    """For Prometheus instead of `metric`, with Grafana's variables (`$instance`, `$__range`) and recorded series."""
     unit: Unit | None = None  # None: the panel's
     dashed: bool = False  # marks a limit of the other lines
     over_stack: bool = False  # draws a line over the panel's stack instead of a part of it
 
     @cached_property
-    def live(self) -> Query | None:
-        """The query of the metric; None without one."""
+    def query(self) -> Query:
+        """The query of the metric, for an agent. Raises TypeError where only Prometheus can answer."""
         if not self.metric:
-            return None
+            raise TypeError(f"{self.promql}: only Prometheus can answer this")
         named = re.findall(r"\{(\w+)\}", self.legend.replace("{gpu}", "{gpu}{UUID}"))
         labels = tuple(named if self.by is None else self.by)
         parts = tuple(label for label in labels if label not in _PARTS)
         matches: Any = (Match(*self.where),) if self.where else ()  # type: ignore[arg-type]  # of three texts
         divisor = Query(self.over, parts) if self.over else None
         return Query(self.metric, labels, matches, divisor, self.greatest, self.total)
-
-    @property
-    def query(self) -> Query:
-        """Return the query for an agent. Raises TypeError where only Prometheus can answer."""
-        if self.live is None:
-            raise TypeError(f"{self.promql}: only Prometheus can answer this")
-        return self.live
 
 
 @dataclass(frozen=True)
@@ -97,13 +85,13 @@ class Panel:
         curves = [Curve(promql=each) if isinstance(each, str) else Curve(**each) for each in entry["curves"] if each]
         fields["curves"], fields["columns"] = tuple(curves), tuple(filter(None, entry.get("columns", ())))
         if "unit" not in entry:
-            fields["unit"] = "1" if curves[0].live is None else unit_of(curves[0].live)
+            fields["unit"] = unit_of(curves[0].query) if curves[0].metric else "1"
         return cls(**fields)
 
     @property
     def is_live(self) -> bool:
         """Whether an agent can answer all of it."""
-        return all(curve.live is not None for curve in self.curves)
+        return all(curve.metric for curve in self.curves)
 
     def thresholds(self, own: Thresholds | None = None) -> list[tuple[float, Severity]]:
         """Return the values from which on it warns, by a site's thresholds (None: the defaults)."""
@@ -112,7 +100,7 @@ class Panel:
 
 
 def title_of(label: str) -> str:
-    return _TITLES.get(label, label.capitalize())
+    return str(_TITLES.get(label, label.capitalize()))
 
 
 def unit_of(query: Query) -> Unit:
@@ -133,24 +121,14 @@ def _parsed(name: str) -> Any:
     return table("gpuwatch_dashboards.panels", f"{name}.yml")
 
 
+_TITLES = _parsed("titles")
 _TEXTS = {"lost": "|".join(LOST_KINDS), **_parsed("texts")}
-
-
-def with_texts(value: Any, texts: Mapping[str, str]) -> Any:
-    """Return a value with its texts filled in. Raises KeyError for a name that none has."""
-    if isinstance(value, dict):
-        return {key: with_texts(each, texts) for key, each in value.items()}
-    if isinstance(value, list):
-        return [with_texts(each, texts) for each in value]
-    if not isinstance(value, str):
-        return value
-    return re.sub(r"\$\{(\w+)\}", lambda name: with_texts(texts[name[1]], texts), value)
 
 
 def panels(group: str) -> tuple[Panel, ...]:
     """Return the panels of a file here."""
     entries = [(entry.pop("for_each", [{}]), entry) for entry in _parsed(group)]
-    return tuple(Panel.of(with_texts(entry, {**_TEXTS, **each})) for repeats, entry in entries for each in repeats)
+    return tuple(Panel.of(fill(entry, {**_TEXTS, **each})) for repeats, entry in entries for each in repeats)
 
 
 GROUPS: dict[str, tuple[Panel, ...]] = {name: panels(name) for name in ("fleet", "run", "gpu", "node", "agent")}

@@ -11,6 +11,7 @@ from math import ceil, log10
 from typing import Any
 
 from gpuwatch.api import Epoch, Finding, Points, Series
+from gpuwatch.tables import table
 from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import Look, Scale, display
 from gpuwatch_dashboards.panels import Curve, Panel
@@ -21,7 +22,8 @@ MAX_LEGEND = 4
 LEAST_SHARE = 0.0005  # what never reaches this is not drawn: it would be a name in the legend without an area
 DIGITS = 5  # of a chart's top: more cannot be seen
 LEAST_TOP_RATIO = 0.1  # an axis of a share never ends below this: a tenth of a per cent must not look like a mountain
-GRID = {"left": 64, "right": 12, "top": 8, "bottom": 22, "outerBoundsMode": "none"}
+_FIXED = table("gpuwatch_dashboards.render", "options.yml")
+GRID: Option = _FIXED["grid"]
 """The same for all, so that charts below each other have their moments below each other."""
 PICKS = 60  # a click on a chart finds the nearest of so many moments
 MARKED_STATES = ("startup", "compile", "eval", "checkpoint", "stalled", "unknown")
@@ -169,13 +171,17 @@ def line_option(
         series[0] |= _lines_and_bands(marks, span)
         if limits := [value * scale.factor for value, _ in panel.thresholds()]:
             series[-1]["markLine"] = reference("yAxis", limits, shown.VERMILLION)
+    axes = [time_axis(span)]
+    if pick:
+        axes.append({**_FIXED["pick_axis"], "data": list(range(PICKS))})
+        series.append({**_FIXED["pick_bars"], "data": [top * scale.factor] * PICKS})
     return {
         "grid": GRID,
         "tooltip": tooltip(scale),
-        "xAxis": [time_axis(span), *([_PICK_AXIS] if pick else [])],
+        "xAxis": axes,
         "yAxis": value_axis(scale, top, whole=panel.unit == "ratio" and panel.maximum == 1.0),
         "dataset": {"source": {name: column + [None] * (rows - len(column)) for name, column in columns.items()}},
-        "series": [*series, *([_pickable(top * scale.factor)] if pick else [])],
+        "series": series,
     }
 
 
@@ -191,17 +197,7 @@ def tooltip(scale: Scale) -> Option:
 
 
 def time_axis(span: Span) -> Option:
-    ends = {"alignMinLabel": "left", "alignMaxLabel": "right"}
-    label = {"hideOverlap": True, **ends, "formatter": {"day": "{MMM} {d}"}}
-    return {
-        "type": "time",
-        "min": 1e3 * span.start_s,
-        "max": 1e3 * span.end_s,
-        "splitNumber": 4,
-        "splitLine": {"show": False},
-        "axisTick": {"show": True},
-        "axisLabel": label,
-    }
+    return {**_FIXED["time_axis"], "min": 1e3 * span.start_s, "max": 1e3 * span.end_s}
 
 
 def value_axis(scale: Scale, top: float, whole: bool = False) -> Option:
@@ -222,13 +218,8 @@ def decal(pattern: str) -> Option:
 
 def reference(axis: str, values: Sequence[float], colour: str) -> Option:
     """Return a series' markLine: dotted lines at these values of an axis."""
-    return {
-        "symbol": "none",
-        "silent": True,
-        "label": {"show": False},
-        "lineStyle": {"type": "dotted", "width": 1.5, "color": colour},
-        "data": [{axis: value} for value in values],
-    }
+    style = {"type": "dotted", "width": 1.5, "color": colour}
+    return {**_FIXED["reference"], "lineStyle": style, "data": [{axis: value} for value in values]}
 
 
 def line_series(name: str, colour: str, **more: Any) -> Option:
@@ -241,23 +232,3 @@ def _series(line: DrawnLine, number: int, clock: str, alone: bool) -> Option:
     if line.stacked:
         return one | {"stack": "all", "areaStyle": {"opacity": 1}, "itemStyle": decal(line.pattern)}
     return one | ({"areaStyle": {"opacity": 0.12}} if alone else {})
-
-
-_PICK_AXIS: Option = {"type": "category", "show": False, "data": list(range(PICKS)), "axisPointer": {"show": False}}
-_UNSEEN = {"itemStyle": {"color": "transparent", "borderWidth": 0}}
-
-
-def _pickable(top: float) -> Option:
-    """Return unseen bars that fill the chart: ECharts reports which data was clicked, not which place of an axis."""
-    return {
-        "type": "bar",
-        "xAxisIndex": 1,
-        "barWidth": "100%",
-        "data": [top] * PICKS,
-        "selectedMode": "single",
-        "select": _UNSEEN,
-        "emphasis": {"itemStyle": {"color": "rgba(128,128,128,0.18)"}},
-        "tooltip": {"show": False},
-        "z": 10,
-        **_UNSEEN,
-    }

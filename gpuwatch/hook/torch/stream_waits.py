@@ -6,8 +6,6 @@ From when a device is adopted until the Watch is closed `wait_event` and `synchr
 `Event`, and the functions of `torch._C` behind `synchronize()` are replaced. `torch.Stream` and `torch.Event` are of C and cannot be.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable
@@ -15,14 +13,12 @@ from math import inf
 from operator import attrgetter
 from threading import get_ident
 from types import BuiltinFunctionType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.tensor_patch import TorchMethods
+from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.events import IN_STEP
-
-if TYPE_CHECKING:
-    from gpuwatch.ledger.device_timeline import DeviceTimeline
 
 _SYNCHRONIZE = "synchronize"
 _FSDP = "torch.distributed.fsdp."

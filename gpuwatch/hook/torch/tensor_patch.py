@@ -6,9 +6,11 @@ twice as long. So these attributes change a bounded number of times in a run, ho
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 REMOVED_AFTER = 4  # passes; from the next one on the replacement stays until the run is closed
@@ -140,7 +142,7 @@ class TorchMethods:
         for name in names:
             before = vars(owner).get(name)
             ours = self._ours.get(name)
-            if ours is not None and ours in _chain(before):
+            if ours is not None and inspect.unwrap(before, stop=partial(operator.is_, ours)) is ours:
                 # Another package has put its own over it, and calls it: a second one would time the copy twice.
                 _left.discard(ours)
                 continue
@@ -151,10 +153,3 @@ class TorchMethods:
         self._ours.update(made)
         for name, ours in made.items():
             setattr(owner, name, ours)
-
-
-def _chain(function: Any) -> Iterator[Any]:
-    """Yield what a call goes through, as far as it is marked: the outermost first."""
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)

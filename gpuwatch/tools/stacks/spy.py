@@ -86,7 +86,11 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
         if program is None:
             target.flame_graph.write_bytes(ask(target.pid, seconds=seconds, rate_hz=rate_hz))
             return ""
-        command = _command(program, target.pid, seconds, rate_hz, target.flame_graph)
+        # --nonblocking: the training is not stopped. --idle: waiting threads are of interest too.
+        command = [
+            str(program), "record", "--pid", str(target.pid), "--subprocesses", "--threads", "--idle", "--nonblocking",
+            "--format", "speedscope", "--rate", str(rate_hz), "--duration", str(max(1, round(seconds))), "--output", str(target.flame_graph),
+        ]  # fmt: skip
         try:
             timeout_s = seconds + _SLACK_S
             return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False).stderr
@@ -109,14 +113,6 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
         reason = next((line for line in lines if line.startswith("Error:")), "it found nothing")
         raise GpuwatchError(f"py-spy {reason.removeprefix('Error: ')!r}: is pid {targets[0].pid} a Python program?")
     return Stacks(begun_s, seconds, rate_hz, tuple(processes), tuple(graphs))
-
-
-def _command(program: Path, pid: int, seconds: float, rate_hz: int, file: Path) -> list[str]:
-    # --nonblocking: the training is not stopped. --idle: waiting threads are of interest too.
-    return [
-        str(program), "record", "--pid", str(pid), "--subprocesses", "--threads", "--idle", "--nonblocking",
-        "--format", "speedscope", "--rate", str(rate_hz), "--duration", str(max(1, round(seconds))), "--output", str(file),
-    ]  # fmt: skip
 
 
 class _Frame(msgspec.Struct):

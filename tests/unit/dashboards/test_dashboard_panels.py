@@ -13,10 +13,12 @@ from typing import get_args
 import pytest
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch.metrics import BY_NAME, CATALOGUE
+from gpuwatch.tables import fill
 from gpuwatch.tools.reports.display import PHASES, STATES
-from gpuwatch_dashboards.panels import BY_KEY, PANELS, Kind, Panel, live_panels, unit_of, with_texts
+from gpuwatch_dashboards.panels import BY_KEY, PANELS, Kind, Panel, live_panels, unit_of
 from gpuwatch_dashboards.query import Match, Query, Scope, Span, filled, render
 
 
@@ -27,8 +29,8 @@ def parts(query: Query) -> list[Query]:
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.key)
 def test_panel_asks_for_what_the_catalogue_has(panel: Panel) -> None:
     for curve in panel.curves:
-        assert curve.live or curve.promql, "a curve without a query"
-        if curve.live is None:
+        assert curve.metric or curve.promql, "a curve without a query"
+        if not curve.metric:
             with pytest.raises(TypeError, match="only Prometheus"):
                 curve.query  # noqa: B018
             continue
@@ -92,8 +94,8 @@ def test_an_entry_with_a_wrong_field_text_or_kind_is_noticed() -> None:
         Panel.of({**entry, "heigth": 3})
     with pytest.raises(TypeError, match="metrik"):
         Panel.of({**entry, "curves": [{"metrik": "gpuwatch_load1"}]})
-    with pytest.raises(KeyError, match="of_nodes"):
-        with_texts({"question": "${of_nodes}"}, {"of_node": "node"})
+    with pytest.raises(ConfigError, match="of_nodes"):
+        fill({"question": "${of_nodes}"}, {"of_node": "node"})
     assert {panel.kind for panel in PANELS} == set(get_args(Kind))
 
 
