@@ -130,15 +130,20 @@ class ProcessTable:
         return pid if stat is not None and stat.alive and stat.start_ticks == start_ticks else None
 
     def is_peer(self, hello: wire.Hello, pid: int) -> bool:
-        """Return whether a process that the kernel names by `pid` is the one that a message names; True where that cannot be seen."""
-        if hello.pid_namespace in (0, self._namespace) and hello.pid == pid:
+        """Return whether a process that the kernel names by `pid` is the one that a message names; True where that cannot be seen.
+
+        Of one that has ended since nothing can be: in the agent's own namespace, or where a message names none, the pids are compared.
+        """
+        is_near = hello.pid_namespace in (0, self._namespace)
+        if is_near and hello.pid == pid:
             return True
         namespace, number = proc.pid_namespace(pid, self.procfs), self.read(proc.own_number, pid)
-        if not namespace or not number:
-            return True
-        if hello.pid_namespace not in (0, namespace) or number != hello.pid:
+        if number is None:
+            return not is_near
+        if number != hello.pid or (namespace and hello.pid_namespace not in (0, namespace)):
             return False
-        self._host_pids[_identity(hello)] = pid
+        if namespace:
+            self._host_pids[_identity(hello)] = pid
         return True
 
     def is_of_user(self, pid: int, uid: int | None) -> bool:

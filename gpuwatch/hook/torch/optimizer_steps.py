@@ -277,7 +277,10 @@ class OptimizerSteps:
     def _begin_forward(self, module: Any, *_: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
         recorder = self._recorder
-        now, records = recorder.clock(), sys.modules["torch"].is_grad_enabled()  # first, as the hook's own time is no wait
+        now, records = (
+            recorder.clock(),
+            sys.modules["torch"].is_grad_enabled(),
+        )  # first, as the hook's own time is no wait
         is_usual = recorder.steady is self._owner and not recorder.batch_ready_ns and records and module.training
         if is_usual and recorder.thread == get_ident():
             recorder.bounded_computes(now)
