@@ -23,6 +23,8 @@ _AT_ONCE_NS = 20_000  # a training launches nothing within this time of receivin
 UNREAD = -1  # instead of a gap's begin: the device may compute yet
 METERED = 16  # one in so many last launches, and of marks of sections, is metered
 MOST_TAKEN = 8  # steps of optimizers on one batch; further ones are steps of a loop without a loader
+_PAUSE_NS = 1_000_000  # after a copy to the device a longer one is a wait for more of the batch
+_PAUSED_FOR = 64  # so many further copies are followed by a wait, too
 
 
 class Recorder:
@@ -52,7 +54,10 @@ class Recorder:
         self.batch_ready_ns = 0
         self.step_owner: object | None = None  # the loop whose next batch ends the open step, or the context that does
         self.bounded_steps = 0  # those that an optimizer's step has begun
-        self._bounded_owner: object | None = None  # their owner
+        self._bounded_owner = object()  # their owner
+        self.fed_ns = 0  # when the last copy ended that was made in such a step's wait; 0 once it computes
+        self._pauses = 0  # after so many further copies the wait goes on
+        self._until_pass = False  # a forward pass ends it
         self.levels: list[tuple[Any, ...]] = []  # what each open phase or nested loop interrupted; its number first
         # The number of the innermost of them, 0 without any, and the last one given. Numbers are not reused, so that a loop
         # which is collected late (a kept iterator, a cycle) cannot close another one's phase.
@@ -171,11 +176,15 @@ class Recorder:
         """A forward pass without gradients has ended: what follows until the next one is a gap. On a device, once a result is read back."""
         self.gap_since_ns = self.clock() if self.timeline is None else UNREAD
 
-    def read_in_gap(self, began_ns: int) -> None:
-        """A result was read back in a gap, since `began_ns`: the device computed until now."""
+    def read_back(self, began_ns: int) -> None:
+        """The host has waited for a result since `began_ns`, and the device has nothing to do now."""
+        now = self.clock()
+        if self.active_timeline is not None:
+            self.active_timeline.read_back(began_ns, now)
         if self.gap_since_ns > 0:
             self.gaps_ns += began_ns - self.gap_since_ns
-        self.gap_since_ns = self.clock()
+        if self.gap_since_ns:
+            self.gap_since_ns = now
 
     def end_gap(self, now_ns: int) -> None:
         """The next forward pass begins. 0: there is none, and the gap is dropped."""
@@ -191,17 +200,42 @@ class Recorder:
         self.parts.append(IN_STEP)  # the wait is a part of the step, until that is popped
         self.bounded_steps += 1
 
-    def end_bounded(self, at_ns: int) -> None:
-        """End the open step, if there is one, by an optimizer's step, its last launch."""
+    def begin_bounded(self, owner: object, at_ns: int, until_pass: bool) -> None:
+        """End the open step, if there is one, by an optimizer's, its last launch, and begin the next one. `until_pass`: a forward pass ends its wait."""
         if self.active_timeline is not None and self.in_step:
             self.active_timeline.launched(at_ns)
         self.end_step(at_ns)
+        self.bounded_steps, self._bounded_owner, self._until_pass = self.bounded_steps + 1, owner, until_pass
+        self.begin_step(owner, at_ns)
 
-    def end_bounded_wait(self) -> None:
-        """End the wait of a step that an optimizer bounds: its batch is about to be copied to the device."""
-        if self.step_owner is self._bounded_owner:
+    def in_bounded_wait(self) -> bool:
+        """Whether the open step, which an optimizer bounds, waits for its batch."""
+        return self.step_owner is self._bounded_owner and self.doing() is DATA_WAIT
+
+    def end_bounded_wait(self, at_ns: int) -> bool:
+        """End the wait of such a step: a copy to the device begins, or a forward pass. Return whether it has been waiting until now."""
+        fed_ns, self.fed_ns = self.fed_ns, 0
+        if fed_ns:
+            self._pauses = _PAUSED_FOR if at_ns - fed_ns > _PAUSE_NS else max(0, self._pauses - 1)
+        if self.in_bounded_wait():
             self.leave_steady()
-            self.end_part(self.clock())
+            self.end_part(at_ns)
+            return True
+        return fed_ns > 0
+
+    def fed(self) -> None:
+        """That copy was launched: where more of the batch comes later, the wait for it goes on."""
+        now = self.clock()
+        if self._until_pass and (self._pauses or self.active_timeline is None):
+            self.begin_part(DATA_WAIT, now)
+        self.fed_ns = now
+
+    def abandon_bounded(self, at_ns: int) -> None:
+        """Discard the open step if an optimizer bounds it: what followed the last one was no step."""
+        if self.step_owner is self._bounded_owner:
+            if self.doing() is DATA_WAIT:  # which is a part of it
+                self.parts.pop()
+            self.abandon(at_ns, OTHER)
 
     def bounded_computes(self, at_ns: int) -> None:
         """End the wait of such a step."""
@@ -287,8 +321,9 @@ class Recorder:
     def mark_step(self, samples: int, tokens: int, visit: Callable[[], None]) -> None:
         """End the step that the last mark began, which has these samples and tokens, and begin the next one; not inside a step of another kind."""
         self.end_taken()
-        if self.in_step and self.step_owner not in (events.MARKED, LOOSE):
+        if self.in_step and self.step_owner not in (events.MARKED, LOOSE, self._bounded_owner):
             return
+        self.abandon_bounded(self.clock())  # the loop's first optimizer step came before its first mark
         self.countdown -= 1
         if self.countdown <= 0:
             visit()
@@ -298,10 +333,8 @@ class Recorder:
                 self.log.append((events.TOKENS, tokens))
         self.begin_step(events.MARKED, self.clock())
 
-    def begin_step(self, owner: object, at_ns: int, by_optimizer: bool = False) -> None:
+    def begin_step(self, owner: object, at_ns: int) -> None:
         """Begin a step, ending the one that is open. An open `data()` or `transfer()` goes on in it."""
-        if by_optimizer:
-            self.bounded_steps, self._bounded_owner = self.bounded_steps + 1, owner
         going_on = self.activity if self.parts and self.activity in (DATA_WAIT, TRANSFERRING) else IN_STEP
         if self.in_step:
             self.end_step(at_ns)
@@ -404,7 +437,7 @@ class Recorder:
             self.idle = events.BETWEEN
         self.step_owner = owner
         self.begin_ns = self.mark_ns = at_ns
-        self.data_ns = self.transfer_ns = 0
+        self.data_ns = self.transfer_ns = self.fed_ns = 0
         self.samples = UNKNOWN_SAMPLES
         self.epoch_start = False
         self.activity = IN_STEP
@@ -458,6 +491,7 @@ class Recorder:
         """Interrupt what is open by a phase, or by a nested training loop (name None); return its serial number."""
         self.leave_steady()
         self.end_taken()
+        self.end_gap(at_ns)
         if self.in_step:
             self._log_piece(events.PART, at_ns, more_follows=name is None)
         self._serial += 1

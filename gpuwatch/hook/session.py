@@ -329,7 +329,7 @@ class Session:
             if owner not in (None, CLOSED):
                 self.recorder.exit_all(now)
                 self.recorder.end_taken()
-                self.torch_hooks.optimizer.end(now)
+                self.recorder.abandon_bounded(now)
                 if self.recorder.step_owner is MARKED:  # what follows the last mark is no step
                     self.recorder.abandon(now, OTHER)
                 self.recorder.end_step(now)

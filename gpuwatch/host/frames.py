@@ -30,6 +30,7 @@ _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen "
 OWN = f"{Path(__file__).parents[1].as_posix()}/"
 _WORKER = "/torch/utils/data/_utils/worker.py"
 _REPLACED = f"{OWN}hook/torch/"  # called in place of torch's functions, by whoever calls these
+_FOR_DEVICE = "_reads_back", "synchronizes"  # those of them that wait for the device
 _FRAMEWORKS = re.compile(
     r"/(?:site|dist)-packages/"
     r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
@@ -127,6 +128,8 @@ class OwnFrames:
         if frame is None:
             return
         place, deepest, names, is_fetch = _place(frame), frame.f_code.co_filename, frame.f_globals, doing is DATA_WAIT
+        if is_fetch and deepest.startswith(_REPLACED) and frame.f_code.co_name in _FOR_DEVICE:
+            return  # which is no wait for data
         if is_start and place is None:
             place = _starting(frame)
         if is_fetch:

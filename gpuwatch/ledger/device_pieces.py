@@ -68,6 +68,7 @@ class Piece(msgspec.Struct, eq=False):
     batch: Any = None
     chained: bool = False  # the one before it is the end of the piece that is read before this one
     started_ns: int = 0  # else: when measuring began, where the one before it was recorded
+    reads: Sequence[tuple[int, int]] = ()  # when the host began and ended long waits for results
     follows: bool = False  # the stream had work when the batch was in hand
     copied: bool = False
     copies: Sequence[tuple[Any, Any]] = ()  # begin and end of each run of copies to the device on the home stream

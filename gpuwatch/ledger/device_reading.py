@@ -72,6 +72,8 @@ class PieceReader:
         with_asides = bool(piece.asides)
         felt_ns = self._aside(piece, before_ns, reached_ns) if with_asides or self._unfinished_asides else 0
         if gap_ns:
+            empty_ns = piece.begin_ns - gap_ns
+            gap_ns -= sum(max(0, min(end, piece.begin_ns) - max(begin, empty_ns)) for begin, end in piece.reads)
             if piece.asides_missed and self._felt_ns:
                 felt_ns = max(felt_ns, int(gap_ns * self._felt_ns / self._aside_gap_ns))
             elif with_asides:

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gpuwatch.errors import pass_on
 from gpuwatch.ledger.device_pieces import DETAILED_NS, MOST_COPIES, DeviceTimes, Events, Piece
-from gpuwatch.ledger.device_reading import PieceReader
+from gpuwatch.ledger.device_reading import SHORT_PAUSE_NS, PieceReader
 from gpuwatch.ledger.states import MOST_MARKS
 
 P = ParamSpec("P")
@@ -166,6 +166,7 @@ class DeviceTimeline:
         piece.begin_ns = piece.copies_until_ns = at_ns
         if self._aside_copies:
             piece.asides, self._aside_copies = [*piece.asides, *self._aside_copies], []
+        piece.asides_missed = self.copied_aside and not piece.asides
 
     @breaks
     def copy_begins(self, at_ns: int, follows: bool, in_fetch: bool = False) -> Any | None:
@@ -271,13 +272,15 @@ class DeviceTimeline:
         if piece is not None and piece.marks is not None and len(piece.marks) <= MOST_MARKS:
             piece.marks.append((section, self._events.record(None) if self._events.usable() else None))
 
-    def read_back(self, blocked_ns: int) -> None:
-        """The host has asked for a result, and waited so long for it."""
-        piece = self._open
+    def read_back(self, began_ns: int, at_ns: int) -> None:
+        """The host has asked for a result, and waited for it."""
+        piece, blocked_ns = self._open, at_ns - began_ns
         if piece is not None:
             piece.read_back = True
             piece.blocked_ns = max(piece.blocked_ns, blocked_ns)
             piece.paused_ns += blocked_ns
+            if blocked_ns > SHORT_PAUSE_NS:
+                piece.reads = [*piece.reads[-MOST_COPIES:], (began_ns, at_ns)]
 
     @breaks
     def end(self, at_ns: int, goes_on: bool = False) -> Piece | None:
@@ -345,6 +348,14 @@ class DeviceTimeline:
     def uuid(self) -> str | None:
         """The device's UUID as its driver knows it, "GPU-…"; None where it has none."""
         return getattr(self._events, "uuid", None)
+
+    @property
+    @breaks
+    def is_home(self) -> bool:
+        """Whether the stream that is measured is the current one."""
+        events, foreign = self._events, self._events.foreign
+        is_usable, events.foreign = events.usable(), foreign
+        return is_usable
 
     @property
     def is_astray(self) -> bool:

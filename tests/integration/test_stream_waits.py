@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import gpuwatch  # noqa: E402
 from benchmarks import async_device  # noqa: E402
-from benchmarks.accuracy_lab import DATA, LAUNCH  # noqa: E402
+from benchmarks.accuracy_lab import DATA, LAUNCH, OTHER  # noqa: E402
 from benchmarks.async_device import NAME, launch  # noqa: E402
 from tests.integration.test_async_device import on_the_device  # noqa: E402
 from tests.servers import require  # noqa: E402
@@ -98,6 +98,37 @@ def test_a_synchronize_waits_for_work_and_is_no_pause_of_the_host(
         if lab.over():
             break
         lab.truth.now(DATA)
+    off = points_off(lab)
+    assert max(map(abs, off.values())) <= MOST_POINTS, off
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@on_the_device
+def test_a_loop_without_a_loader_waits_for_copies_on_another_stream(ahead: int, lab: Any) -> None:
+    """The stream of the copies was taken for the training's, and all of its time for compute."""
+    import accuracy_scenarios
+
+    lab = lab()
+    model, bounds = accuracy_scenarios.Launches(lab), lab.watch.session.torch_hooks.optimizer
+    hook = lab.optimizer.register_step_post_hook(lambda of, *_: None if bounds.hooks else bounds.stepped(of))
+    main, side = torch.asyncdev.current_stream(), torch.asyncdev.Stream()
+    batch, copied = torch.zeros(8).pin_memory(), []
+    lab.truth.now(OTHER)
+    lab.optimizer.step()
+    async_device.settings(to_device_s=0.024)
+    while not lab.over():
+        lab.truth.now(DATA)
+        time.sleep(0.006)
+        with torch.asyncdev.stream(side):
+            copied.append(batch.to(NAME, non_blocking=True))
+            done = side.record_event()
+        if len(copied) > ahead:
+            lab.truth.now(LAUNCH)
+            main.wait_event(done) if not ahead else main.wait_stream(side)
+            model(copied.pop(0))
+            lab.parameter.detach()[0].item()
+            lab.optimizer.step()
+    hook.remove()
     off = points_off(lab)
     assert max(map(abs, off.values())) <= MOST_POINTS, off
 

@@ -40,8 +40,8 @@ PHASES: dict[str, tuple[str, dict[str, str]]] = {
 class PhaseWatch:
     """Books what the training thread saves, loads and waits for other ranks at the start as phases, while a run is open."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, in_evaluation: Callable[[], bool]) -> None:
+        self._recorder, self._in_evaluation = recorder, in_evaluation
         self._patches = Patches()
         self._wrapped: set[str] = set()
 
@@ -61,7 +61,8 @@ class PhaseWatch:
     def _timed(self, phase: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
         # A data set may load its samples so: in a fetch it is a part of that. So is what happens in a declared phase.
-        if recorder.doing() not in (IN_STEP, BETWEEN, STARTUP):
+        is_between = phase == CHECKPOINT and (recorder.in_bounded_wait() or self._in_evaluation())
+        if not is_between and recorder.doing() not in (IN_STEP, BETWEEN, STARTUP):
             return original(*args, **kwargs)
         if recorder.thread is None and current_thread() is main_thread():  # before the first pass or step
             recorder.claim_thread(steps=False)
@@ -92,7 +93,7 @@ class TorchHooks:
         self.communication = CommunicationWatch(recorder)
         self._streams = StreamWaits(recorder)
         self._breakdown = Breakdown(recorder, breakdown)
-        self.phases = PhaseWatch(recorder)
+        self.phases = PhaseWatch(recorder, lambda: 0 < self.optimizer.level == recorder.level)
         self._for_all_steps = self._compiling, self.phases, self._breakdown, self.evaluations
         self._accelerate: Patches | None = None
         self.on_first: Callable[[], None] = lambda: None  # called when the first step begins that an optimizer bounds

@@ -2,7 +2,8 @@
 
 The time from an optimizer step to the next forward pass is the step's wait: torch does nothing of the model in it. Forward passes without
 gradients are an evaluation, or a rollout: the time between them, an environment's for example, is counted. Where no module is called, but functions
-of tensors, all of a step computes. And the count of optimizer steps distinguishes training from a pass that only reads.
+of tensors, all of a step computes, or all from its first copy to the device on. The count of optimizer steps distinguishes training from a pass
+that only reads.
 """
 
 import sys
@@ -17,7 +18,7 @@ from weakref import ref
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
 from gpuwatch.hook.torch.patches import ModuleHook, Patches, remove_hooks
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
-from gpuwatch.ledger.states import EVAL, OTHER
+from gpuwatch.ledger.states import EVAL
 
 _TEACHES, _OF_TEACHER = 5, 2
 """So many steps in a row begin with so few passes without gradients: those are no evaluation."""
@@ -37,7 +38,8 @@ class OptimizerSteps:
         self._recorder = recorder
         self._begin = begin
         self.stepped = partial(self.guarded, self._step)  # called after each step of an optimizer
-        self.hooks: list[Any] = []  # after each step of an optimizer; once it bounds steps, before each too
+        self.hooks: list[Any] = []  # after each step of an optimizer
+        self._before: list[Any] = []  # before each, once it bounds steps
         self._bounded_by = 0  # the optimizer whose step began the open one
         self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
         self._evaluates = False  # whether its first step does not train
@@ -65,7 +67,7 @@ class OptimizerSteps:
         self._patches = Patches()
         self.on_compiler: Callable[[], None] = lambda: None  # called when it is there, before hooks are added
         self._owner = object()
-        self._level = 0  # that of the evaluation that is open; 0 without one
+        self.level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
         self.is_covered: Callable[[], bool] | None = None  # a Watch that was opened later has this thread's steps
         self.count = self._count_at_drop = 0
@@ -81,6 +83,7 @@ class OptimizerSteps:
     def remove(self) -> None:
         """Leave torch as it was."""
         remove_hooks(self.hooks)
+        remove_hooks(self._before)
         self.await_call()
         self._leave_forward()
         self._patches.restore()
@@ -93,19 +96,11 @@ class OptimizerSteps:
         self._forward_end.remove()
         return self._next_forward.remove() or awaited
 
-    def end(self, now_ns: int) -> None:
-        """The run ends. What followed the last optimizer step was no step."""
-        recorder = self._recorder
-        if recorder.step_owner is self._owner:
-            if recorder.doing() is DATA_WAIT:  # which is a part of it
-                recorder.parts.pop()
-            recorder.abandon(now_ns, OTHER)
-
     def give_way(self) -> None:
         """A pass over a loader begins: what followed the last optimizer step, a warm-up's for example, was no wait of a step."""
         recorder = self._recorder
         if recorder.step_owner is self._owner and recorder.thread == get_ident() and self._leave_forward():
-            self.end(recorder.clock())
+            recorder.abandon_bounded(recorder.clock())
 
     def first_step(self, of_pass: object) -> None:
         """A pass has its first batch; `evaluates` can tell after its first step whether it is an evaluation."""
@@ -200,16 +195,16 @@ class OptimizerSteps:
         if is_bare:
             self._leave_forward()
             if recorder.activity is DATA_WAIT:  # the first such step: what of it was no wait is not known
-                self.end(now)
-        if len(self.hooks) == 1:
-            self.hooks.append(at_each_optimizer_step(partial(self.guarded, self._optimizer_begins), "pre"))
+                recorder.abandon_bounded(now)
+        if not self._before:
+            self._before.append(at_each_optimizer_step(partial(self.guarded, self._optimizer_begins), "pre"))
             self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
-        recorder.end_bounded(now)
-        recorder.begin_step(self._owner, now, by_optimizer=True)
+        waits = not is_bare or recorder.transfer_ns > 0
+        recorder.begin_bounded(self._owner, now, until_pass=not is_bare)
         self._of_last[self._bounded_by], self._followed = self._followed, set()
         self._backwards_before, self._backwards = self._backwards, 0
         self._bounded_by = optimizer
-        if not is_bare and not self._is_hidden:
+        if waits and not self._is_hidden:
             recorder.begin_part(DATA_WAIT, now)
         self._await_forward()
 
@@ -292,7 +287,7 @@ class OptimizerSteps:
             return
         trains = (records or _is_checkpointed()) and not self._is_in_mode(module)
         is_inner = not trains and self._pass not in (0, id(module))  # of another module's pass
-        if recorder.thread != get_ident() or is_inner or (recorder.in_phase and not self._level):
+        if recorder.thread != get_ident() or is_inner or (recorder.in_phase and not self.level):
             return
         if self._awaits_more and not trains:  # on the batch that was trained on, to log something
             return
@@ -302,11 +297,11 @@ class OptimizerSteps:
                 self._pass = id(module)
                 self._forward_end.add()
                 self._bare += 1
-                if not self._level and recorder.step_owner is self._owner:
-                    self._level = recorder.enter(EVAL, now)
+                if not self.level and recorder.step_owner is self._owner:
+                    self.level = recorder.enter(EVAL, now)
                     self._entered = now, recorder.gaps_ns
                 return
-        elif self._level:  # a teacher's pass is a part of each step, and followed by the next one at once
+        elif self.level:  # a teacher's pass is a part of each step, and followed by the next one at once
             gaps_ns = recorder.gaps_ns - self._entered[1]
             teaches = self._bare <= _OF_TEACHER and 2 * gaps_ns < now - self._entered[0]
             self._with_teacher = self._with_teacher + 1 if teaches else 0
@@ -321,21 +316,19 @@ class OptimizerSteps:
         if module.training or self._trained != (self._pass or id(module)):
             return False
         before, self._in_mode_at = self._in_mode_at, self.count
-        return self._level > 0 or self.count - before >= APART
+        return self.level > 0 or self.count - before >= APART
 
     def _compute(self, now: int) -> None:
         """The open step computes from now on."""
-        recorder, level = self._recorder, self._level
-        self._bare = self._level = 0
+        recorder, level = self._recorder, self.level
+        self._bare = self.level = 0
         if level:
             recorder.exit(level, now)
         self._leave_forward()
         is_first, self._awaits_more = not self._awaits_more, False
         if not is_first:
             self._followed.add(self._backwards)
-        if recorder.step_owner is self._owner and recorder.doing() is DATA_WAIT:
-            recorder.leave_steady()
-            recorder.end_part(now)
+        if recorder.end_bounded_wait(now):
             is_usual = is_first and self._backwards_before == 1 and self._compiled is not None
             if is_usual and recorder.active_timeline is None and not (recorder.parts or recorder.lacks_batch):
                 recorder.become_steady()
@@ -379,8 +372,7 @@ class OptimizerSteps:
         if recorder.step_owner is not self._owner or recorder.thread != get_ident():
             return
         self._is_inside = True  # it may make passes of its own
-        is_bare = self._is_bare
-        if is_bare and not self._await_no_more() and recorder.doing() is not DATA_WAIT:
+        if self._is_bare and not self._await_no_more() and recorder.doing() is not DATA_WAIT:
             self._begin()
 
     def _end_forward(self, module: Any, *_: Any) -> None:

@@ -77,12 +77,10 @@ class StreamWaits:
 
         @functools.wraps(original)
         def synchronizes(*args: Any, **kwargs: Any) -> Any:
-            device = recorder.active_timeline
-            if device is None or recorder.thread != get_ident() or recorder.doing() is not IN_STEP:
-                return original(*args, **kwargs)
             begin = recorder.clock()
             result = original(*args, **kwargs)
-            device.read_back(recorder.clock() - begin)
+            if recorder.thread == get_ident():
+                recorder.read_back(begin)
             return result
 
         return synchronizes
@@ -117,7 +115,14 @@ class StreamWaits:
         recorder = self._recorder
         if not (waits and device.copied_aside and recorder.thread == get_ident()):
             return device.wait_ends, None
-        return device.copy_ends, device.awaits_asides(recorder.clock() if recorder.doing() is IN_STEP else None)
+        fed, now = recorder.end_bounded_wait(recorder.clock()), recorder.clock()
+
+        def ends(token: Any) -> None:
+            device.copy_ends(token)
+            if fed:
+                recorder.fed()
+
+        return ends, device.awaits_asides(now if recorder.doing() is IN_STEP else None)
 
 
 def _identity(stream: Any) -> tuple[int, int]:

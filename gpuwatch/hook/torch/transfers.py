@@ -58,7 +58,7 @@ class TransferWatch:
                 if tensor.is_cpu and is_copy and not result.is_cpu:
                     recorder.transfer_ns = before_ns + recorder.clock() - begin  # whatever was timed inside
                 elif device is not None and not tensor.is_cpu and (not is_copy or result.is_cpu):
-                    device.read_back(recorder.clock() - begin)
+                    recorder.read_back(begin)
         except Exception as error:  # a subclass with a device of its own making: its copy is not timed
             pass_on(error)
         return result
@@ -107,77 +107,72 @@ class TransferWatch:
             nonlocal known, last_ns
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
-            device, clock = recorder.active_timeline, recorder.clock
-            if recorder.thread != get_ident():
+            try:
+                is_cpu = tensor.is_cpu
+                is_copy = not (is_cpu and _names_cpu(place_of(args, kwargs)))
+            except Exception as error:  # a subclass with a device of its own making: its copy is not timed
+                pass_on(error)
+                is_copy = False
+            if recorder.thread != get_ident() or not is_copy:
                 return original(tensor, *args, **kwargs)
-            fed, waits = None, recorder.doing() is DATA_WAIT
-            if (device is not None or waits) and tensor.is_cpu and not _names_cpu(place_of(args, kwargs)):
-                fed = device
-                if waits:
-                    recorder.end_bounded_wait()
-            has_place = always or kwargs.get("device", kwargs.get("other")) is not None
-            if recorder.doing() is not IN_STEP or not (isinstance(args[0], places) if args else has_place):
-                if fed is None or recorder.doing() is not DATA_WAIT:
-                    return self._read_in_gap(original, tensor, args, kwargs)
+            if not is_cpu:
+                return self._reads_back(original, tensor, args, kwargs)
+            device, clock = recorder.active_timeline, recorder.clock
+            waits = recorder.fed_ns > 0 or recorder.in_bounded_wait()
+            waits = bool(waits and (device is None or device.is_home) and recorder.end_bounded_wait(clock()))
+            if recorder.doing() is not IN_STEP:
+                if device is None or recorder.doing() is not DATA_WAIT:
+                    return original(tensor, *args, **kwargs)
                 # A prefetcher copies on a stream of its own while a batch is fetched.
-                token = fed.copy_begins(clock(), follows=False)
+                token = device.copy_begins(clock(), follows=False)
                 result = original(tensor, *args, **kwargs)
-                fed.copy_ends(token)
+                device.copy_ends(token)
                 return result
             begin, token = clock(), None
-            if fed is not None:
+            if device is not None:
                 batch_ns = recorder.begin_ns + recorder.data_ns
-                token = fed.copy_begins(begin, follows=begin - max(last_ns, batch_ns) < COPY_FOLLOWS_NS)
+                token = device.copy_begins(begin, follows=begin - max(last_ns, batch_ns) < COPY_FOLLOWS_NS)
             result = original(tensor, *args, **kwargs)
-            if result is tensor and device is None:  # it was there already
-                return result
             try:
-                if tensor.is_cpu and not result.is_cpu:  # reading a result back is no input
+                if not result.is_cpu:
                     if args and isinstance(args[0], devices):
                         known = args[0]
-                    if device is None:
-                        recorder.transfer_ns += clock() - begin
-                    else:
+                    if device is not None:
                         device.copy_ends(token, clock() - begin)
-                        last_ns = clock()
-                        recorder.transfer_ns += last_ns - begin
-                        if token is not None and tensor.nbytes >= _BATCH_BYTES:
-                            recorder.pinned = tensor.is_pinned()
-                elif device is not None and result.is_cpu and not tensor.is_cpu:
-                    device.read_back(clock() - begin)
-                elif device is not None:
-                    device.saw(result.device)
+                    last_ns = clock()
+                    recorder.transfer_ns += last_ns - begin
+                    if waits:
+                        recorder.fed()
+                    if token is not None and tensor.nbytes >= _BATCH_BYTES:
+                        recorder.pinned = tensor.is_pinned()
             except Exception as error:  # a subclass with a device of its own making: its copy is not timed
                 pass_on(error)
             return result
 
         return timed
 
-    def _read_in_gap(self, original: Any, tensor: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Call `original`. If it reads a result back between two forward passes without gradients, the device has nothing to do afterwards."""
+    def _reads_back(self, original: Any, tensor: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Call `original` on a device's tensor, in a frame by whose name a thread is known to wait for the device."""
         recorder = self._recorder
-        begin = recorder.clock() if recorder.gap_since_ns else 0
+        begin = recorder.clock()
         result = original(tensor, *args, **kwargs)
-        if begin and not tensor.is_cpu and getattr(result, "is_cpu", True):
-            recorder.read_in_gap(begin)
+        if getattr(result, "is_cpu", True):
+            recorder.read_back(begin)
+        elif recorder.active_timeline is not None:
+            recorder.active_timeline.saw(result.device)
         return result
 
     def _noted(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder, methods = self._recorder, self.methods
+        recorder = self._recorder
         is_overridden = torch.overrides.has_torch_function_unary
 
         @functools.wraps(original)
         def noted(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
-            device = recorder.active_timeline
-            is_idle = recorder.activity is not IN_STEP or not methods.loops
-            if device is None or is_idle or tensor.is_cpu or recorder.thread != get_ident():
-                return self._read_in_gap(original, tensor, args, kwargs)
-            begin = recorder.clock()
-            result = original(tensor, *args, **kwargs)
-            device.read_back(recorder.clock() - begin)
-            return result
+            if tensor.is_cpu or recorder.timeline is None or recorder.thread != get_ident():
+                return original(tensor, *args, **kwargs)
+            return self._reads_back(original, tensor, args, kwargs)
 
         return noted
 
@@ -186,8 +181,7 @@ def _names_cpu(place: Any) -> bool:
     """Whether a device, its name or number, or a tensor on it is the CPU."""
     if isinstance(place, (str, int)):
         return str(place).startswith("cpu")
-    device = getattr(place, "device", place)
-    return bool(device.type == "cpu")
+    return getattr(getattr(place, "device", place), "type", None) == "cpu"
 
 
 def _overrides(torch: Any, tensor: Any) -> bool:

@@ -50,7 +50,9 @@ def test_a_claimed_pid_is_the_peers(table: ProcessTable, tmp_path: Path) -> None
     assert not table.is_peer(hello(7, namespace=inside + 999), 300)
     assert not table.is_peer(hello(5), 999), "of a process that is gone, too, the kernel knew the pid"
     assert table.is_peer(hello(999), 999)
-    assert table.is_peer(hello(5, namespace=inside), 999), "in another namespace it has another one: nothing can be said"
+    assert table.is_peer(hello(5, namespace=inside), 999), (
+        "in another namespace it has another one: nothing can be said"
+    )
 
 
 @pytest.mark.parametrize(("uid", "expected"), [(1000, (101, 103)), (None, (101, 103, 200, 201, 999, 100))])

@@ -395,7 +395,7 @@ class Honest(Training):
         elif kind == "read":
             begin = self.clock()
             self.device.synchronize()
-            self.own._recorder.active_timeline.read_back(self.clock() - begin)  # type: ignore[union-attr]
+            self.own._recorder.active_timeline.read_back(begin, self.clock())  # type: ignore[union-attr]
         else:
             super().do(kind, ms, ops)
         if kind == "optimizer":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import queue
 import sys
@@ -728,8 +729,180 @@ def test_a_wait_without_a_loader_starves_the_device_where_it_is_longer_than_the_
     assert training.watch.report().timeline == "device"
 
 
+class Saved:
+    """Takes 50 ms to pickle."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.clock.sleep_ms(50)
+        return int, ()
+
+
+class OnDevice:
+    """A training whose batches are copied: the copies take time on the device, and its results are read back."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.clock = training, training.clock
+        self.device, self.copies = on_device(training), TransferWatch(training.watch._recorder)
+        self.copies.methods.loops = 1
+        self.to = self.copies._timed(torch, "to", self._copied)
+
+    def _copied(self, tensor: Any, *place: Any) -> Any:
+        self.device.launch(0.002)
+        self.clock.sleep_ms(0.1)
+        return SimpleNamespace(is_cpu=False)
+
+    def copy(self) -> None:
+        self.to(torch.ones(2), "meta")
+
+    def item(self) -> None:
+        result = SimpleNamespace(is_cpu=False)
+        self.copies._reads_back(lambda _: self.device.synchronize(), result, (), {})
+
+    def train(self) -> None:
+        loss = self.training.model(torch.ones(1, 2)).sum()
+        self.device.launch(0.010)
+        self.clock.sleep_ms(1)
+        loss.backward()
+        self.training.optimizers[0].step()
+
+    def states_ms(self, steps: int) -> dict[str, float]:
+        """Return the states of one of so many steps, the first two of which were not measured alike."""
+        self.device.synchronize()
+        self.training.watch._recorder.poll(self.clock())
+        return {state: round(ms / steps, 1) for state, ms in self.training.states_ms().items()}
+
+
+def test_a_wait_without_a_loader_goes_on_after_a_copy_where_more_of_the_batch_comes_later(training: Training) -> None:
+    """Half of the wait was `compute` in a loop that copies a mask first, and then tokenizes."""
+    on = OnDevice(training)
+    for _ in range(100):
+        on.clock.sleep_ms(6)
+        on.copy()
+        on.clock.sleep_ms(7)
+        on.copy()
+        on.train()
+        on.item()
+    states = on.states_ms(100)
+    assert states["input_wait"] == pytest.approx(11, abs=0.3) and states["transfer"] == pytest.approx(4, abs=0.3)
+    assert states["compute"] == pytest.approx(10, abs=0.3) and "host_wait" not in states
+
+
+def test_copies_right_after_each_other_make_no_more_pieces_of_a_step(training: Training) -> None:
+    on = OnDevice(training)
+    for _ in range(3):
+        on.train()
+    on.item()
+    events = on.device.events_made
+    for _ in range(20):
+        on.clock.sleep_ms(6)
+        on.copy()
+        on.copy()
+        on.train()
+        on.item()
+    assert on.device.events_made <= events + 6, "those of one step at a time"
+    assert not training.watch._recorder._pauses
+
+
+def test_a_copy_on_a_stream_of_its_own_ends_no_wait(training: Training) -> None:
+    """The training's stream was taken for one that had moved there, and all of its copies for compute."""
+    on = OnDevice(training)
+    for _ in range(40):
+        on.train()
+        on.item()
+        on.clock.sleep_ms(6)
+        on.device.elsewhere = True
+        on.copy()
+        on.device.elsewhere = False
+        assert training.watch._recorder.doing() == "data_wait"
+    assert training.watch._recorder.timeline is not None and not training.watch._recorder.timeline.is_astray
+    assert not on.device.foreign and on.states_ms(40)["input_wait"] > 3
+
+
+def test_what_the_device_computes_after_the_optimizer_is_no_wait_where_a_result_of_it_is_read_back(
+    training: Training,
+) -> None:
+    """Averaged weights, and metrics: 4 of 10 ms of a step were a wait for data."""
+    on = OnDevice(training)
+    for _ in range(40):
+        on.train()
+        on.item()
+        on.device.launch(0.004)
+        on.item()
+        on.clock.sleep_ms(6)
+    states = on.states_ms(40)
+    assert states["input_wait"] == pytest.approx(6, abs=0.3) and states["compute"] == pytest.approx(14, abs=0.4)
+
+
+def test_what_is_saved_before_the_next_forward_pass_is_a_checkpoint(training: Training) -> None:
+    """It was a wait for data; in an evaluation it was a part of that, and of the time between its passes."""
+    training.watch.session.torch_hooks.phases.install()
+    saved = Saved(training.clock)
+    training.step(5, 10, loops=3)
+    torch.save(saved, io.BytesIO())
+    training.step(5, 10, loops=3)
+    with torch.no_grad():
+        training.model(torch.ones(1, 2))
+        training.clock.sleep_ms(7)
+        torch.save(saved, io.BytesIO())
+        training.clock.sleep_ms(3)
+    training.step(0, 10)
+    states = training.states_ms()
+    assert states["checkpoint"] == 100 and states["eval"] == 10 and gaps_ms(training) == 7
+    assert states["input_wait"] == pytest.approx(25), "of five steps: the first one has no beginning"
+    with training.watch.phase("eval"):
+        torch.save(saved, io.BytesIO())
+    assert training.states_ms()["checkpoint"] == 100, "in a declared evaluation it is a part of that"
+
+
+def test_functions_without_a_module_wait_until_the_copy_and_their_device_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They had no timeline of the device, and 70% of waits counted as `compute`: nothing but a module's pass looked for one."""
+    training = Training(monkeypatch)
+    bounds, weight = training.watch.session.torch_hooks.optimizer, torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    hook = optimizer.register_step_post_hook(lambda of, *_: None if bounds.hooks else bounds.stepped(of))
+    found = list[bool]()
+    training.watch.session.torch_hooks.on_first = lambda: found.append(True)
+    on = OnDevice(training)
+    for _ in range(40):
+        on.clock.sleep_ms(3)
+        on.copy()
+        on.clock.sleep_ms(3)
+        on.copy()
+        on.device.launch(0.010)
+        weight.sum().backward()
+        optimizer.step()
+        on.item()
+    states = on.states_ms(40)
+    assert found and training.watch.report().steps == 38
+    assert states["input_wait"] == pytest.approx(3, abs=0.3), "up to the first copy: the work may have begun then"
+    assert states["transfer"] == pytest.approx(4, abs=0.3)
+    for _ in range(3):  # and without copies all of a step computes
+        on.clock.sleep_ms(6)
+        optimizer.step()
+    assert training.watch._recorder.doing() == "step"
+    training.watch.close()
+    hook.remove()
+    assert not sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks  # type: ignore[attr-defined]
+
+
+def test_steps_are_those_that_plain_calls_mark_from_the_first_call_on(training: Training) -> None:
+    """The marks were ignored, with their samples: an optimizer's step came before the first one, and bounded all of them."""
+    for _ in range(4):
+        training.step(5, 10)
+        training.clock.sleep_ms(3)
+        training.watch.step(samples=8, tokens=100)
+    states, report = training.states_ms(), training.watch.report()
+    assert (report.steps, report.samples, report.tokens) == (3, 24, 300)
+    assert states == {"startup": 15, "other": 3, "compute": 3 * 18}, "no data() is declared"
+
+
 def test_a_gap_between_passes_on_a_device_begins_when_a_result_is_read_back(training: Training) -> None:
-    recorder, read = training.watch._recorder, TransferWatch(training.watch._recorder)._read_in_gap
+    recorder, read = training.watch._recorder, TransferWatch(training.watch._recorder)._reads_back
     on_device(training)
     result = SimpleNamespace(is_cpu=False)
 
