@@ -214,7 +214,6 @@ class Sampling:
         recorder = self._recorder
         meter, clock = recorder.meter, recorder.clock
         self._visit_device(begin_ns)
-        meter.visits += 1
         thread_time = recorder.fetches.thread_time if meter.visits & 1 else None
         busy = 0 if thread_time is None else thread_time.busy_ns()
         asked = clock()
@@ -241,7 +240,6 @@ class Sampling:
         recorder = self._recorder
         meter, clock = recorder.meter, recorder.clock
         owner = recorder.steady
-        meter.visits += 1
         begin = clock()
         self._visit_device(begin)
         asked = clock()
@@ -263,16 +261,13 @@ class Sampling:
         self._recorder.sample_after(every * meter.stretch)
 
     def _visit_device(self, now_ns: int) -> None:
-        """Find a device that was set up by now; read what it has finished; pause its timeline where measuring costs too much."""
-        recorder = self._recorder
-        timeline, one_in = recorder.timeline, recorder.meter.device_one_in
+        """Find a device that was set up by now, or visit the one that is known."""
+        timeline = self._recorder.timeline
         if timeline is None or timeline.is_astray:
             self._find_device()
-            return
-        if recorder.active_timeline is None:  # else its steps are read in their turn
-            recorder.poll(now_ns)
-        if one_in > 1 or recorder.resting:
-            recorder.rest_device(recorder.meter.visits % one_in != 0)
+            self._recorder.meter.visits += 1
+        else:
+            self._recorder.visit_device(now_ns)
 
 
 def early_batches(iterator: Any) -> int:

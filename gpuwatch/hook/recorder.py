@@ -594,6 +594,15 @@ class Recorder:
             self.resting = False
             self.log.append((events.REST, False))
 
+    def visit_device(self, now_ns: int) -> None:
+        """Read what the device has finished; pause its timeline where measuring costs too much. Called while a batch is fetched."""
+        if self.active_timeline is None:  # else its steps are read in their turn
+            self.poll(now_ns)
+        visits, one_in = self.meter.visits, self.meter.device_one_in
+        self.meter.visits += 1
+        if one_in > 1 or self.resting:
+            self.rest_device(visits % one_in != 0)
+
     def rest_device(self, resting: bool) -> None:
         """Skip steps in the device's timeline from now on, or measure them again. Called while a batch is fetched."""
         timeline = self.timeline

@@ -13,8 +13,10 @@ from gpuwatch.config import AgentSettings
 from gpuwatch.errors import NoData
 from gpuwatch.host import proc
 from gpuwatch.metrics import Sample
+from gpuwatch.tables import table
 
 DEFAULTS = AgentSettings()
+_NAMES = table("gpuwatch_agent.collectors", "node.yml")
 
 
 @dataclass(frozen=True)
@@ -93,21 +95,13 @@ def load(roots: Roots) -> Iterable[Sample]:
     return [Sample("gpuwatch_load1", load1), Sample("gpuwatch_procs_running", running)]
 
 
-_PRESSURE = {
-    "cpu": {"some": "waiting"},  # its "full" is always 0 for a whole node
-    "io": {"some": "waiting", "full": "stalled"},
-    "memory": {"some": "waiting", "full": "stalled"},
-}
-"""By file and line ("some": some task waited, "full": all tasks were stalled): the word in the metric's name."""
-
-
 def pressure(roots: Roots) -> Iterable[Sample]:
     """Return for how long tasks waited, or all were stalled, for CPU, I/O and memory. Source: `/proc/pressure`.
 
     Raises: NoData where the kernel has no PSI (CONFIG_PSI, psi=1).
     """
     folder, samples = roots.procfs / "pressure", []
-    for resource, words in _PRESSURE.items():
+    for resource, words in _NAMES["pressure"].items():
         with contextlib.suppress(NoData):
             totals = proc.parse_pressure(read_text(folder / resource))
             for line in words.keys() & totals.keys():
@@ -175,15 +169,6 @@ def network(roots: Roots) -> Iterable[Sample]:
         yield Sample("gpuwatch_network_transmit_bytes_total", sent, (name,))
 
 
-_COUNTERS = {
-    "port_rcv_data": ("gpuwatch_infiniband_port_data_received_bytes_total", 4),
-    "port_xmit_data": ("gpuwatch_infiniband_port_data_transmitted_bytes_total", 4),
-    "symbol_error": ("gpuwatch_infiniband_symbol_errors_total", 1),
-    "link_downed": ("gpuwatch_infiniband_link_downed_total", 1),
-}
-"""Our metric, and the unit: the specification counts four lanes' octets together."""
-
-
 def infiniband(roots: Roots) -> Iterable[Sample]:
     """Return data, symbol errors and lost links of InfiniBand and RoCE ports. Source: `/sys/class/infiniband`.
 
@@ -194,7 +179,7 @@ def infiniband(roots: Roots) -> Iterable[Sample]:
     if not folder.is_dir():
         raise NoData(f"{folder} does not exist here: no InfiniBand or RoCE")
     samples = []
-    for port, (file, (metric, unit)) in product(sorted(folder.glob("*/ports/*")), _COUNTERS.items()):
+    for port, (file, (metric, unit)) in product(sorted(folder.glob("*/ports/*")), _NAMES["infiniband"].items()):
         with contextlib.suppress(NoData, OSError):  # EINVAL from a port that is down, on some drivers
             text = read_text(port / "counters" / file).strip()
             if text.isdigit():  # not "N/A (no PMA)"

@@ -14,18 +14,14 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from gpuwatch import tables
 from gpuwatch.api import Points, Series
 from gpuwatch.formatting import harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import STATES, Look, Unit, display
 from gpuwatch_dashboards.query import Line
 
-GLYPHS: dict[str, str] = {
-    "compute": "█", "eval": "▓", "checkpoint": "▒", "compile": "=", "startup": "░", "transfer": "▞", "input_wait": "╱",
-    "host_wait": "╲", "comm_wait": "╳", "other": "·", "stalled": "!", "unknown": "?", "busy_unattributed": "▐",
-    "held_idle": "─", "unallocated": ":", "free": "_", "allocated_unused": "┄",
-}  # fmt: skip
-"""By state, one cell wide each."""
+GLYPHS: dict[str, str] = tables.table("gpuwatch_dashboards.top", "glyphs.yml")
 BLOCKS = "█▓▒░▞▐"  # glyphs drawn in the state's colour; the others are thin, and have it as their background
 DIM, BOLD = Style(dim=True), Style(bold=True)
 LABEL = 13  # cells of a line's name, with the spaces around it

@@ -15,7 +15,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any, Literal
 from weakref import ref
 
-from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
+from gpuwatch.hook.recorder import METERED, MOST_TAKEN, Recorder
 from gpuwatch.hook.torch.patches import ModuleHook, Patches, remove_hooks
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL
@@ -37,7 +37,8 @@ class OptimizerSteps:
         """`begin` is called when such a step, of quick ones not each, computes: not by the optimizer, whose hooks cannot be added to meanwhile."""
         self._recorder = recorder
         self._begin = begin
-        self.stepped = partial(self.guarded, self._step)  # called after each step of an optimizer
+        self.stepped = partial(self.guarded, self._stepped)  # called after each step of an optimizer
+        self._own_ns = 0  # the hook's own time in the last steps on a device
         self.hooks: list[Any] = []  # after each step of an optimizer
         self._before: list[Any] = []  # before each, once it bounds steps
         self._bounded_by = 0  # the optimizer whose step began the open one
@@ -154,14 +155,26 @@ class OptimizerSteps:
         """Call it. After an error nothing is done any more: training goes on without."""
         if self._has_failed:
             return
+        begin = self._recorder.clock() if self._recorder.timeline is not None else 0
         try:
             call(*arguments)
+            if begin:
+                self._own_ns += self._recorder.clock() - begin
         except Exception as error:
             self._has_failed = True
             self._recorder.failed("bounding steps by the optimizer", error)
 
-    def _step(self, of: Any, *_: Any) -> None:
-        """End the open step, if it is bounded by this, and begin the next one. (Torch passes its arguments too.)"""
+    def _stepped(self, of: Any, *_: Any) -> None:
+        """An optimizer has made a step. On a device the hook's cost is metered. (Torch passes its arguments too.)"""
+        self._step(of)
+        recorder = self._recorder
+        if recorder.timeline is not None and recorder.step_owner is self._owner and self.count % METERED == 0:
+            recorder.meter.note(self._own_ns // METERED, False, recorder.active_timeline is not None)
+            self._own_ns = 0
+            recorder.visit_device(recorder.clock())
+
+    def _step(self, of: Any) -> None:
+        """End the open step, if it is bounded by this, and begin the next one."""
         recorder, owner, optimizer = self._recorder, self._recorder.step_owner, id(of)
         self.count += 1
         self._is_inside = False

@@ -1041,3 +1041,27 @@ def test_torch_is_left_as_it_was(training: Training) -> None:
     training.step(0, 10)
     training.watch.close()
     assert not modules._global_forward_hooks and not modules._global_forward_pre_hooks
+
+
+def test_without_a_loader_too_device_events_rest_where_they_cost_more_than_the_budget(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was metered there: each step had its events, whatever they cost."""
+    device = on_device(training)
+    record = device.record
+    monkeypatch.setattr(device, "record", lambda event: training.clock.sleep_ms(0.5) or record(event))
+    for _ in range(40):
+        for _ in range(32):
+            training.clock.sleep_ms(20)
+            loss = training.model(torch.ones(1, 2)).sum()
+            device.launch(0.010)
+            training.clock.sleep_ms(1)
+            loss.backward()
+            training.optimizers[0].step()
+        turn(training.watch)
+        training.watch._publisher.accounts.settle_cost()
+    report = training.watch.report()
+    assert training.watch._recorder.meter.device_one_in > 1
+    assert report.hook_s is not None and 0.02 < report.coverage < 0.9
+    assert report.shares["input_wait"] == pytest.approx(11 / 21, abs=0.05), report.shares
+    assert sum(report.states.values()) == pytest.approx(report.duration_s)
