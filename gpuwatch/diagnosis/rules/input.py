@@ -181,14 +181,16 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
 )
 def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when training waits although batches are ready (behind a wrapper: in the user's code), and its thread is on
-    the CPU for ≥ `fetch_on_cpu` of a fetch: it unpickles or modifies the batch. Or when its thread is in the code that
-    receives and unpickles a batch in half of the samples of a fetch."""
+    the CPU for ≥ `fetch_on_cpu` of a fetch: it unpickles or modifies the batch. Or for half as much, when its thread is in
+    the code that receives and unpickles a batch in half of the samples of a fetch."""
     wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
     is_full = (window.host.cpu_busy_ratio or 0.0) >= thresholds.cores_exhausted  # its thread also waits for a core then
     least, place = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu, window.fetch_place
     if wait is None or not window.workers:
         return None
-    if place is None or place.function != RECEIVING or place.ratio < 0.5:
+    is_receiving = place is not None and place.function == RECEIVING and place.ratio >= 0.5
+    sends_late = on_cpu is not None and on_cpu < thresholds.fetch_on_cpu / 2  # the worker does, busy with its own code
+    if not is_receiving or sends_late:
         if on_cpu is None or on_cpu < least:
             return None
         if (empty > 0.5) if empty is not None else (place is None or place.ratio < 0.5):
