@@ -149,7 +149,7 @@ def decoding_in_the_process(clock: Clock) -> None:
 
 
 def evaluating_undeclared(clock: Clock) -> None:
-    """30 forward passes without gradients after each 20 steps, which nobody declares."""
+    """30 forward passes without gradients after each 20 steps, outside of any declared phase."""
     net = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8))).to(_CUDA)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
     rows = torch.randn(8192, 4096, device=_CUDA)

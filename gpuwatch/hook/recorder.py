@@ -554,7 +554,7 @@ class Recorder:
         """The optimizer has made its step: the last known launch. (Torch passes the optimizer and its arguments.)"""
         timeline = self.active_timeline
         if timeline is None or not self.in_step or self.step_owner is self._bounded_owner:
-            return  # the step that ends with it is told by `end_bounded`, whichever hook torch calls first
+            return  # `begin_bounded` records the launch that ends such a step, whichever hook torch calls first
         if self.thread != get_ident() and get_ident() in getattr(threading, "_active", (get_ident(),)):
             return  # another Python thread. One of autograd's is let through: the training thread waits for its backward pass
         begin = self.clock()

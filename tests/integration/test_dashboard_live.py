@@ -208,7 +208,7 @@ def test_eight_ranks_are_one_run_and_the_worst_one_is_first_and_marked(page: Any
     page.locator("tr[data-rank='2'] a").click()
     page.wait_for_selector(".gw-run:has-text('rank 2 of 8')", timeout=WAIT_MS)
     assert "24% of the time" in page.locator(".gw-sentence").inner_text()
-    page.locator("[data-cause=straggler]").first.wait_for(timeout=WAIT_MS)  # what it waits for is said here too
+    page.locator("[data-cause=straggler]").first.wait_for(timeout=WAIT_MS)  # what it waits for is shown here too
     assert page.locator("[data-cause=straggler]").count() == 1
 
 

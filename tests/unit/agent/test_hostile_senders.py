@@ -51,7 +51,7 @@ def test_a_claimed_pid_is_the_peers(table: ProcessTable, tmp_path: Path) -> None
     assert not table.is_peer(hello(5), 999), "of a process that is gone, too, the kernel knew the pid"
     assert table.is_peer(hello(999), 999)
     assert table.is_peer(hello(5, namespace=inside), 999), (
-        "in another namespace it has another one: nothing can be said"
+        "in another namespace it has another one: that cannot be checked"
     )
 
 
