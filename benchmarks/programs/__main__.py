@@ -34,19 +34,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.programs import (  # noqa: F401  they add their programs
-    PROGRAMS,
-    Program,
-    cuda,
-    frameworks,
-    habits,
-    heldout,
-    loaders,
-    loops,
-    rl,
-    tutorials,
-    unseen,
-)
+from benchmarks.programs import Program, loaders
+from benchmarks.programs.registry import PROGRAMS
 from benchmarks.prose import wrapped
 from benchmarks.turns import AT_ONCE
 from gpuwatch.commands.run import environment

@@ -9,19 +9,8 @@ from typing import Any
 import msgspec
 import torch
 
-from benchmarks.programs import (  # noqa: F401  they add their programs
-    PROGRAMS,
-    Clock,
-    cuda,
-    frameworks,
-    habits,
-    heldout,
-    loaders,
-    loops,
-    rl,
-    tutorials,
-    unseen,
-)
+from benchmarks.programs import Clock
+from benchmarks.programs.registry import PROGRAMS
 from benchmarks.turns import take_the_gpu
 from gpuwatch.hook import watch as hook
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from . import Clock, decode, program
-from .frameworks import QUIET
+from .frameworks import QUIET, lightning_module, trainer_callback
 from .loaders import Items
 from .rl import VectorEnv
 
@@ -257,18 +257,7 @@ def gpu_ppo(clock: Clock) -> None:
 @gpu_program("input_single_process")
 def gpu_hf_trainer(clock: Clock) -> None:
     """transformers' Trainer in bfloat16."""
-    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
-
-    class Clocked(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            clock.begin()
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_training_stop = clock.got()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            clock.done()
-            control.should_training_stop = clock.over
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
     def item(index: int) -> Any:
         decode(0.002)
@@ -277,7 +266,7 @@ def gpu_hf_trainer(clock: Clock) -> None:
     net = BertForSequenceClassification(BertConfig(vocab_size=1000, hidden_size=512, num_hidden_layers=6, num_attention_heads=8))  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(folder, max_steps=100_000, per_device_train_batch_size=32, report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no", bf16=DEVICE != "cpu", use_cpu=DEVICE == "cpu")  # fmt: skip
-        Trainer(net, arguments, train_dataset=Items(item), callbacks=[Clocked()]).train()
+        Trainer(net, arguments, train_dataset=Items(item), callbacks=[trainer_callback(clock)]).train()
 
 
 @gpu_program("input_single_process")
@@ -285,31 +274,12 @@ def gpu_lightning(clock: Clock) -> None:
     """Lightning's Trainer in bfloat16."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
 
-    class Module(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = convs()
-
-        def on_train_start(self) -> None:
-            clock.begin()
-
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            clock.got()
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            clock.done()
-            self.trainer.should_stop = clock.over
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return F.cross_entropy(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=1e-3)
-
+    module = lightning_module(clock)()
+    module.net = convs()
     kind = "cpu" if DEVICE == "cpu" else "gpu"
-    Trainer(accelerator=kind, devices=1, precision="bf16-mixed", max_epochs=1, **QUIET).fit(Module(), made())  # type: ignore[arg-type]
+    Trainer(accelerator=kind, devices=1, precision="bf16-mixed", max_epochs=1, **QUIET).fit(module, made())  # type: ignore[arg-type]
 
 
 @gpu_program("input_single_process")

@@ -19,16 +19,9 @@ from .loaders import Items, cheap, conv_net, jpeg, made, mlp
 QUIET = {"enable_progress_bar": False, "logger": False, "enable_checkpointing": False, "enable_model_summary": False}
 
 
-def _hf(clock: Clock, make: Any, net: nn.Module, batch: int) -> None:
-    from transformers import Trainer, TrainerCallback, TrainingArguments
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"loss": F.cross_entropy(self.net(x), labels)}
+def trainer_callback(clock: Clock) -> Any:
+    """Return a callback of transformers by which the clock follows a training, and ends it."""
+    from transformers import TrainerCallback
 
     class Clocked(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -40,6 +33,20 @@ def _hf(clock: Clock, make: Any, net: nn.Module, batch: int) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             clock.done()
             control.should_training_stop = clock.over
+
+    return Clocked()
+
+
+def _hf(clock: Clock, make: Any, net: nn.Module, batch: int) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": F.cross_entropy(self.net(x), labels)}
 
     def item(i: int) -> Any:
         x, y = make(i)
@@ -59,7 +66,7 @@ def _hf(clock: Clock, make: Any, net: nn.Module, batch: int) -> None:
             dataloader_persistent_workers=used > 0,
             use_cpu=True,
         )
-        Trainer(Model(), arguments, train_dataset=Items(item), callbacks=[Clocked()]).train()
+        Trainer(Model(), arguments, train_dataset=Items(item), callbacks=[trainer_callback(clock)]).train()
 
 
 @program("input_single_process")

@@ -711,16 +711,21 @@ def on_device(training: Training) -> FakeDevice:
     return device
 
 
+def step_on(device: FakeDevice, training: Training, wait_ms: float) -> None:
+    """A step of 10 ms on the device, which the host launches in 1 ms after a wait."""
+    training.clock.sleep_ms(wait_ms)
+    loss = training.model(torch.ones(1, 2)).sum()
+    device.launch(0.010)
+    training.clock.sleep_ms(1)
+    loss.backward()
+    training.optimizers[0].step()
+
+
 def test_a_wait_without_a_loader_starves_the_device_where_it_is_longer_than_the_queued_work(training: Training) -> None:
     """On a GPU all of it was `other`: 70% of a training that tokenizes before each forward pass, and no cause was named."""
     device = on_device(training)
     for _ in range(21):
-        training.clock.sleep_ms(30)
-        loss = training.model(torch.ones(1, 2)).sum()
-        device.launch(0.010)
-        training.clock.sleep_ms(1)
-        loss.backward()
-        training.optimizers[0].step()
+        step_on(device, training, 30)
     device.synchronize()
     training.watch._recorder.poll(training.clock())
     states = training.states_ms()
@@ -1052,12 +1057,7 @@ def test_without_a_loader_too_device_events_rest_where_they_cost_more_than_the_b
     monkeypatch.setattr(device, "record", lambda event: training.clock.sleep_ms(0.5) or record(event))
     for _ in range(40):
         for _ in range(32):
-            training.clock.sleep_ms(20)
-            loss = training.model(torch.ones(1, 2)).sum()
-            device.launch(0.010)
-            training.clock.sleep_ms(1)
-            loss.backward()
-            training.optimizers[0].step()
+            step_on(device, training, 20)
         turn(training.watch)
         training.watch._publisher.accounts.settle_cost()
     report = training.watch.report()
