@@ -4,8 +4,8 @@
 #           processors.
 #   shared  those of the others that may share the machine: they mostly wait, so several files run at a time, also on two cores.
 #   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
-# What fails in the last two runs once more while nothing else does. A test that passes only then is listed: it may have a deadline
-# that a loaded machine does not meet, or have found a fault that shows under load. A unit test that fails has failed.
+# What fails in `alone` runs once more while nothing else does, as a machine has other work at times. A test that passes only then is
+# listed. In the other parts no test depends on the machine's load: what fails there has failed.
 # $TEST_WORKERS: how many files at a time in `shared`, 6 unless set. Ends with 0 when all passed, with 5 when no part had a
 # test, else with pytest's own status.
 set -u
@@ -24,17 +24,6 @@ first() {
         exec setsid --wait sh -c '(echo 19 >"/proc/$$/autogroup") 2>/dev/null; exec nice -n 19 "$@"' unit "$@"
     fi
     exec "$@"
-}
-
-# again NAME STATUS [ARGUMENT …]: runs once more what failed; the part's status is in $status.
-again() {
-    name=$1 status=$2
-    shift 2
-    if [ "$status" -ne 1 ]; then return; fi
-    echo "run-tests.sh: tests of part '$name' failed in company, see above; once more, by themselves:"
-    "$python" -m pytest --part "$name" -o "cache_dir=.pytest_cache/$name" "$@" -n 0 --last-failed --last-failed-no-failures none
-    status=$?
-    if [ "$status" -eq 0 ]; then echo "run-tests.sh: the failures of part '$name' passed by themselves"; fi
 }
 
 # On a new clone nothing is compiled yet, and each process of the parts would compile the same modules, torch's among them, at the same time.
@@ -58,13 +47,16 @@ alone=$?
 wait "$unit_pid"
 unit=$?
 cat "$log"
-again shared "$shared" "$@"
-shared=$status
-again alone "$alone" "$@"
+if [ "$alone" -eq 1 ]; then
+    echo "run-tests.sh: tests of part 'alone' failed in company, see above; once more, by themselves:"
+    "$python" -m pytest --part alone -o cache_dir=.pytest_cache/alone "$@" -n 0 --last-failed --last-failed-no-failures none
+    alone=$?
+    if [ "$alone" -eq 0 ]; then echo "run-tests.sh: the failures of part 'alone' passed by themselves"; fi
+fi
 
 ends=5 # no test was selected, which is possible for each of the parts
-for part in "$unit" "$shared" "$status"; do
+for part in "$unit" "$shared" "$alone"; do
     if [ "$part" -ne 5 ] && { [ "$ends" -eq 5 ] || [ "$ends" -eq 0 ]; }; then ends=$part; fi
 done
-if [ "$ends" -ne 0 ] && [ "$ends" -ne "$status" ]; then echo "run-tests.sh: tests of a part before failed, see above" >&2; fi
+if [ "$ends" -ne 0 ] && [ "$ends" -ne "$alone" ]; then echo "run-tests.sh: tests of a part before failed, see above" >&2; fi
 exit "$ends"
