@@ -3,11 +3,12 @@
 #   unit    tests/unit and promtool's, which compute: in one process, which imports them once, all along with what the others leave of the
 #           processors.
 #   shared  those of the others that may share the machine: they mostly wait, so several files run at a time, also on two cores.
-#   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
+#   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too;
+#           one where other programs have a processor, as a second file would take the time that the first one measures.
 # What fails in `alone` runs once more while nothing else does, as a machine has other work at times. A test that passes only then is
 # listed. In the other parts no test depends on the machine's load: what fails there has failed.
-# $TEST_WORKERS: how many files at a time in `shared`, 6 unless set. Ends with 0 when all passed, with 5 when no part had a
-# test, else with pytest's own status.
+# $TEST_WORKERS and $ALONE_WORKERS: how many files at a time in `shared`, 6 unless set, and in `alone`. Ends with 0 when all passed, with 5
+# when no part had a test, else with pytest's own status.
 set -u
 
 python=$1
@@ -26,6 +27,18 @@ first() {
     exec "$@"
 }
 
+# files_at_a_time: how many files of `alone` run together: 1 where other programs have most of a processor for three seconds, else 2. What
+# runs at a low priority, as `unit` does, gives way, and does not count.
+files_at_a_time() {
+    if [ -n "${ALONE_WORKERS:-}" ]; then echo "$ALONE_WORKERS" && return; fi
+    before=$(busy) && sleep 3 && [ "$(($(busy) - before))" -gt "$((2 * $(getconf CLK_TCK)))" ] && echo 1 || echo 2
+}
+
+# busy: time since boot that the processors had for programs of normal priority, for the kernel and for other machines, in clock ticks.
+busy() {
+    [ -r /proc/stat ] && read -r _ user _ system _ _ interrupts software stolen _ </proc/stat && echo $((user + system + interrupts + software + stolen))
+}
+
 # On a new clone nothing is compiled yet, and each process of the parts would compile the same modules, torch's among them, at the same time.
 if [ -d tests ] && [ ! -d tests/__pycache__ ] && [ -z "${PYTHONDONTWRITEBYTECODE:-}" ]; then
     "$python" -c "import torch._dynamo, streamlit.web.bootstrap" &
@@ -42,7 +55,7 @@ trap 'exit 130' INT TERM
 shared=$?
 # Interrupted, or a usage error of pytest: the other parts would end the same way.
 if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then exit "$shared"; fi
-(first alone 2 "$@")
+(first alone "$(files_at_a_time)" "$@")
 alone=$?
 wait "$unit_pid"
 unit=$?

@@ -111,12 +111,18 @@ def test_an_agent_that_is_killed_in_mid_run_leaves_increase_right_in_prometheus(
             end(trainer)
             truth(trainer)
             wait_for("it has ended", lambda: second.get("/api/v1/runs")["runs"][0]["status"] == "ended", 10)
-            states = second.get("/api/v1/runs")["runs"][0]["states"]
-            wait_for(
-                "Prometheus has the end",
-                lambda: abs((prometheus.value(f"sum({run})") or 0) - sum(states.values())) < 1e-6,
-                10,
-            )
+            seen: list[tuple[float, dict[str, float]]] = []
+
+            def has_the_end() -> bool:
+                states = second.get("/api/v1/runs")["runs"][0]["states"]
+                seen.append((prometheus.value(f"sum({run})") or 0, states))
+                return abs(seen[-1][0] - sum(states.values())) < 1e-6
+
+            try:
+                wait_for("Prometheus has the end", has_the_end, 10)
+            finally:
+                print(seen[0], seen[-1])
+            states = seen[-1][1]
             resets = prometheus.value(f"sum(resets({run}[2m]))")
             grown = prometheus.value(f"sum(max_over_time({run}[2m]) - min_over_time({run}[2m]))")
             increased = prometheus.value(f"sum(increase({run}[2m]))")

@@ -25,17 +25,17 @@ import time, torch
 class Takes(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        time.sleep(0.03)
+        time.sleep(0.06)
         return x.clone()
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(0.05)
+        time.sleep(0.1)
         return gradient
 
 class Slow(torch.optim.SGD):
     def step(self, closure=None):
         loss = None if closure is None else closure()
-        time.sleep(0.02)
+        time.sleep(0.04)
         super().step()
         return loss
 """
@@ -43,7 +43,7 @@ class Slow(torch.optim.SGD):
 WITHOUT_A_LOADER = """
 model = torch.nn.Linear(4, 1)
 optimizer = Slow(model.parameters(), 0.1)
-for step in range(30):
+for step in range(16):
     Takes.apply(model(torch.ones(2, 4))).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -52,7 +52,7 @@ for step in range(30):
 WITH_A_LOADER_AND_ACCUMULATION = """
 model = torch.nn.Linear(4, 1)
 optimizer = Slow(model.parameters(), 0.1)
-for number, batch in enumerate(torch.utils.data.DataLoader(torch.ones(60, 4), batch_size=2)):
+for number, batch in enumerate(torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=2)):
     Takes.apply(model(batch)).sum().backward()
     if number % 2:
         optimizer.step()
@@ -72,7 +72,7 @@ class Module(pl.LightningModule):
         return Slow(self.parameters(), 0.1)
 
 trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
-trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(60, 4), batch_size=2))
+trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=2))
 """
 
 

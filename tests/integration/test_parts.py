@@ -107,12 +107,30 @@ def test_one_status_of_all_parts(tmp_path: Path, unit: int, shared: int, alone: 
     cases = " ".join(f'*"--part {name} "*) exit {ends} ;;' for name, ends in (("unit", unit), ("shared", shared)))
     python.write_text(f'#!/bin/sh\necho "$@"\ncase "$*" in {cases} esac\nexit {alone}\n')
     python.chmod(0o755)
-    script = ROOT / "scripts/run-tests.sh"
-    done = subprocess.run(["sh", script, python, "-k", "hook or tune"], capture_output=True, text=True, timeout=180)
+    command = ["sh", ROOT / "scripts/run-tests.sh", python, "-k", "hook or tune"]
+    environment = {**os.environ, "ALONE_WORKERS": "2"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == status
     assert done.stdout.count("-k hook or tune") == ran == done.stdout.count("-m pytest --part")
     again = "-k hook or tune -n 0 --last-failed --last-failed-no-failures none\n"
     assert done.stdout.count(again) == (alone == 1)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="only Linux says how busy its processors are")
+def test_one_measuring_file_at_a_time_where_other_programs_have_a_processor(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "ALONE_WORKERS"}
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        command = ["sh", ROOT / "scripts/run-tests.sh", python]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert [line.split(" -n ")[1][0] for line in done.stdout.splitlines() if "--part alone" in line] == ["1"]
 
 
 @pytest.mark.parametrize("mark", ["@pytest.mark.alone", ""])

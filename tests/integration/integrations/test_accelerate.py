@@ -88,7 +88,7 @@ def test_copies_inside_the_fetch_are_told_apart_by_the_integration_alone(
             for _ in watched(accelerator.prepare(w.train_loader(truth))):
                 truth.spend("compute", w.COMPUTE_S)
             report = watch.report()
-        states, bound_s = report.states, 0.02 * report.duration_s
+        states, bound_s = report.states, truth.bound_s(report.duration_s)
         copied = spent.spent_s["transfer"]
         waited = truth.spent_s["input_wait"] + (0.0 if transfer else copied)
         own_s = (

@@ -14,7 +14,6 @@ from tests.integration.integrations.loops import LOOPS
 
 pytestmark = pytest.mark.alone
 
-POINTS = 0.02
 FRAMEWORKS = {
     "lightning": "lightning.pytorch",
     "transformers": "transformers",
@@ -27,14 +26,14 @@ def check(states: dict[str, float], truth: w.Truth, wall_s: float) -> None:
     """Demand the truth of a ledger: what a framework adds itself is compute, or outside of the steps."""
     spent = truth.spent_s
     table = w.table(states, truth, wall_s)
-    bound_s = POINTS * wall_s
+    bound_s = truth.bound_s(wall_s)
     rest_s = wall_s - sum(spent.values()) - states.get("startup", 0.0)
     assert states["input_wait"] == pytest.approx(spent["input_wait"], abs=bound_s), table
     for state in ("eval", "checkpoint"):  # what the framework itself does there belongs to them
         assert spent[state] - bound_s <= states[state] <= spent[state] + rest_s / 2 + bound_s, table
-    assert states["compute"] >= spent["compute"] - POINTS * wall_s, table
-    assert states["compute"] <= spent["compute"] + rest_s + POINTS * wall_s, table
-    assert states.get("transfer", 0.0) <= POINTS * wall_s
+    assert states["compute"] >= spent["compute"] - bound_s, table
+    assert states["compute"] <= spent["compute"] + rest_s + bound_s, table
+    assert states.get("transfer", 0.0) <= bound_s
     assert sum(states.values()) == pytest.approx(wall_s, abs=0.002 * wall_s + 0.005)  # making the Watch takes some ms
 
 

@@ -29,17 +29,11 @@ def fit(truth: w.Truth, directory: Path, **options: Any) -> tuple[gpuwatch.Repor
         return watch.report(), trainer
 
 
-def near(report: gpuwatch.Report, truth: w.Truth) -> None:
-    for state in ("input_wait", "eval", "checkpoint"):
-        ours, true = report.states.get(state, 0.0), truth.spent_s[state]
-        assert ours == pytest.approx(true, abs=0.02 * report.duration_s), (state, report.states, truth)
-
-
 def test_sanity_checks_and_validation_inside_an_epoch_are_no_training_input(truth: w.Truth, tmp_path: Path) -> None:
     report, _ = fit(truth, tmp_path, num_sanity_val_steps=2, val_check_interval=0.5)
     assert truth.spent_s["eval"] > 5 * w.EVAL_BATCHES * w.EVAL_S  # one check before, two in each epoch
     assert (report.steps, report.samples) == (w.STEPS, w.SAMPLES)
-    near(report, truth)
+    w.near(report, truth)
 
 
 def test_what_a_validation_waits_for_data_is_known_and_stays_evaluation(truth: w.Truth, tmp_path: Path) -> None:
@@ -48,21 +42,21 @@ def test_what_a_validation_waits_for_data_is_known_and_stays_evaluation(truth: w
         fit_lightning(truth, tmp_path, [GpuWatchCallback(watch)], max_epochs=1, val_check_interval=0.5)
         report, waited_s = watch.report(), watch._publisher._totals().eval_wait_ns / 1e9
     assert 2 * w.EVAL_BATCHES * w.BATCH_SIZE * 0.001 <= waited_s < 0.5 * truth.spent_s["eval"]
-    near(report, truth)
+    w.near(report, truth)
 
 
 def test_a_loader_without_length_is_fetched_a_batch_ahead(truth: w.Truth, tmp_path: Path) -> None:
     loader = DataLoader(w.Stream(truth, w.BATCHES * w.BATCH_SIZE), batch_size=w.BATCH_SIZE)
     report, _ = fit(truth, tmp_path, loader=loader, max_epochs=2)
     assert (report.steps, report.samples) == (2 * w.BATCHES, 2 * w.BATCHES * w.BATCH_SIZE)
-    near(report, truth)
+    w.near(report, truth)
 
 
 def test_accumulation_and_max_steps_inside_an_epoch(truth: w.Truth, tmp_path: Path) -> None:
     report, trainer = fit(truth, tmp_path, max_epochs=-1, max_steps=5, accumulate_grad_batches=2)
     assert trainer.global_step == 5
     assert (report.steps, report.samples) == (10, 10 * w.BATCH_SIZE)
-    near(report, truth)
+    w.near(report, truth)
 
 
 def test_waits_for_other_ranks_are_measured_where_the_strategy_is_ddp(
@@ -86,7 +80,7 @@ def test_a_resumed_training_counts_what_it_trains(
     assert trainer.global_step == 2 * w.BATCHES and counted == [w.BATCHES]
     assert 0 < report.phases["checkpoint_load"] <= report.states["other"]
     assert (report.steps, report.samples) == (w.BATCHES, w.BATCHES * w.BATCH_SIZE)
-    near(report, fresh)
+    w.near(report, fresh)
 
 
 @pytest.mark.parametrize(("error", "raised"), [(RuntimeError, RuntimeError), (KeyboardInterrupt, SystemExit)])
@@ -128,7 +122,7 @@ def test_pytorch_lightning_works_with_the_same_callback(truth: w.Truth, tmp_path
     w.require("pytorch_lightning")
     report, _ = fit(truth, tmp_path, package="pytorch_lightning")
     assert (report.steps, report.samples) == (w.STEPS, w.SAMPLES)
-    near(report, truth)
+    w.near(report, truth)
 
 
 def test_workers_start_inside_the_wait_and_are_known(truth: w.Truth, tmp_path: Path) -> None:

@@ -7,15 +7,26 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from gpuwatch import Report
+
 EPOCHS, BATCHES, BATCH_SIZE, EVAL_BATCHES = 2, 6, 4, 2
 STEPS, SAMPLES = EPOCHS * BATCHES, EPOCHS * BATCHES * BATCH_SIZE
 SAMPLE_S, COMPUTE_S, EVAL_S, SAVE_S = 0.01, 0.03, 0.06, 0.08
+
+
+def queued_s() -> float:
+    """Return how long this thread was ready to run while others had the processors, in s; 0 where the kernel does not count it."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 @dataclass
@@ -25,11 +36,24 @@ class Truth:
     spent_s: dict[str, float] = field(
         default_factory=lambda: {"input_wait": 0.0, "compute": 0.0, "eval": 0.0, "checkpoint": 0.0}
     )
+    queued_before_s: float = field(default_factory=queued_s)
+
+    def bound_s(self, duration_s: float) -> float:
+        """Return how far a state may be off: 2% of the time, and what other programs made the frameworks' own code wait."""
+        return 0.02 * duration_s + queued_s() - self.queued_before_s
 
     def spend(self, state: str, seconds: float) -> None:
         begin = time.perf_counter()
         time.sleep(seconds)
         self.spent_s[state] += time.perf_counter() - begin
+
+
+def near(report: Report, truth: Truth) -> None:
+    """Compare the waits, evaluations and checkpoints of a run with the truth."""
+    bound_s = truth.bound_s(report.duration_s)
+    for state in ("input_wait", "eval", "checkpoint"):
+        ours, true = report.states.get(state, 0.0), truth.spent_s[state]
+        assert ours == pytest.approx(true, abs=bound_s), (state, report.states, truth)
 
 
 class Samples(Dataset):  # type: ignore[type-arg]
