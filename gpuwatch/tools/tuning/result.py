@@ -1,7 +1,7 @@
 """What was tried and what to choose, as records, as a table and as JSON. Times in seconds, sizes in bytes, ratios 0–1; None: not measured."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -13,14 +13,8 @@ _WIDTH = 80
 _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batch/s':>8} {'cores':>5} {'memory':>8} {'step':>7}"
 
 
-@dataclass(frozen=True)
-class Room:
-    """What is free, and in all; None: not known."""
-
-    memory_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    shm_bytes: int | None = None
-    shm_total_bytes: int | None = None
+Room = Mapping[str, tuple[int, int]]
+"""Bytes that are (free, there in all) of "memory" and "/dev/shm"; absent: not known."""
 
 
 @dataclass(frozen=True)

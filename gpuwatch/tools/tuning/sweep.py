@@ -178,6 +178,7 @@ class Sweep:
         shape = (setting.num_workers, setting.prefetch_factor)
         same = [row for row in measured(self.rows) if (row.setting.num_workers, row.setting.prefetch_factor) == shape]
         chosen = next((row for row in same if not row.setting.persistent_workers), same[0])
+        memory, shm = (self.start[what][0] if what in self.start else None for what in ("memory", "/dev/shm"))
         return TuneResult(
             rows=tuple(self.rows),
             chosen=setting,
@@ -188,7 +189,7 @@ class Sweep:
             stopped=self.stopped,
             notes=(*self.notes, *choose.warnings(self.rows, chosen, self.cores)),
             elapsed_s=self.clock() - self.begun_s,
-            facts={"memory_available_bytes": self.start.memory_bytes, "shm_free_bytes": self.start.shm_bytes},
+            facts={"memory_available_bytes": memory, "shm_free_bytes": shm},
         )
 
 
