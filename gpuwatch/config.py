@@ -86,14 +86,11 @@ def read_config(path: Path) -> Config:
 
 def parse_config(text: str, where: str) -> Config:
     """Return the configuration in a TOML text; `where` names it in errors. Raises: ConfigError; MissingExtra."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
+    if sys.version_info < (3, 11):
         require("tomli", "agent")
-        import tomli as tomllib
     try:
-        tables: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tables: dict[str, Any] = msgspec.toml.decode(text)
+    except msgspec.DecodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if all(isinstance(table, dict) for table in tables.values()):
         chosen = tables.get("thresholds", {})
