@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -120,10 +120,8 @@ def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
         expected, _, path = str(error).partition(" - at `$.")
         expected = expected.lower()
         key = re.split(r"\W", path)[0]
-        _, is_choice, names = str(known[key]).partition("Literal[")
-        if is_choice:
-            choices = re.findall(r"'(\w+)'", names)
-            expected = f"give {' or '.join(choices)}"
+        if get_origin(known[key]) is Literal:
+            expected = f"give {' or '.join(get_args(known[key]))}"
         raise ConfigError(f"{where} {key} = {table[key]!r}: {expected}") from error
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from error
