@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -120,8 +120,8 @@ def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
         expected, _, path = str(error).partition(" - at `$.")
         expected = expected.lower()
         key = re.split(r"\W", path)[0]
-        if get_origin(known[key]) is Literal:
-            expected = f"give {' or '.join(get_args(known[key]))}"
+        if choices := [each for each in get_args(known[key]) if isinstance(each, str)]:  # a Literal
+            expected = f"give {' or '.join(choices)}"
         raise ConfigError(f"{where} {key} = {table[key]!r}: {expected}") from error
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from error

@@ -192,8 +192,7 @@ class _Run:
     def use(self) -> dict[str, Any]:
         """Return CPU and reads over the counted time, as far as it was long enough to measure them."""
         since, until = self._since, self._until
-        elapsed = until.at_s - since.at_s if since and until else 0.0
-        if since is None or until is None or elapsed < 0.05:
+        if since is None or until is None or (elapsed := until.at_s - since.at_s) < 0.05:
             return {}
         main = (until.main_s - since.main_s) / elapsed
         lived = [pid for pid in until.worker_s if pid in since.worker_s]
