@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -86,14 +86,11 @@ def read_config(path: Path) -> Config:
 
 def parse_config(text: str, where: str) -> Config:
     """Return the configuration in a TOML text; `where` names it in errors. Raises: ConfigError; MissingExtra."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
+    if sys.version_info < (3, 11):
         require("tomli", "agent")
-        import tomli as tomllib
     try:
-        tables: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tables: dict[str, Any] = msgspec.toml.decode(text)
+    except msgspec.DecodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if all(isinstance(table, dict) for table in tables.values()):
         chosen = tables.get("thresholds", {})
@@ -123,9 +120,7 @@ def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
         expected, _, path = str(error).partition(" - at `$.")
         expected = expected.lower()
         key = re.split(r"\W", path)[0]
-        _, is_choice, names = str(known[key]).partition("Literal[")
-        if is_choice:
-            choices = re.findall(r"'(\w+)'", names)
+        if choices := [each for each in get_args(known[key]) if isinstance(each, str)]:  # a Literal
             expected = f"give {' or '.join(choices)}"
         raise ConfigError(f"{where} {key} = {table[key]!r}: {expected}") from error
     except ConfigError as error:

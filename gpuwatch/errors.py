@@ -41,10 +41,9 @@ class ConfigError(GpuwatchError):
 class SourceError(ConfigError):
     """A server does not answer, or not as expected: its URL is wrong, or the server."""
 
-    def __init__(self, what: str, where: str, remedy: str, status: int | None = None) -> None:
+    def __init__(self, what: str, remedy: str, status: int | None = None) -> None:
         super().__init__(f"{what}: {remedy}")
         self.what = what  # one sentence that names the URL, e.g. "the agent at http://127.0.0.1:9478 does not answer"
-        self.where = where  # the URL
         self.remedy = remedy  # what to do now
         self.status = status  # the HTTP status of a refusal; None when there was no answer
 

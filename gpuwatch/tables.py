@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+import msgspec
+
 from gpuwatch.errors import ConfigError
 
 NAME = re.compile(r"\$\{(\w+)\}")
@@ -12,10 +14,7 @@ NAME = re.compile(r"\$\{(\w+)\}")
 
 def table(package: str, name: str) -> Any:
     """Return a package's YAML file, parsed. Needs PyYAML, of the agent and dashboard extras."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load((files(package) / name).read_text("utf-8"), loader)
+    return msgspec.yaml.decode((files(package) / name).read_bytes())
 
 
 def fill(value: Any, texts: Mapping[str, Any]) -> Any:

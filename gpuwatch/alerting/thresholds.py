@@ -102,16 +102,12 @@ class AlertThresholds:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            shown = repr(value)
             if name in _TEXTS:
                 pattern, needed = _TEXTS[name]
-                is_right = isinstance(value, str) and re.fullmatch(pattern, value) is not None
-            elif isinstance(value, bool) or not isinstance(value, (int, float)):
-                is_right, needed = False, "must be a number"
+                is_right, shown = re.fullmatch(pattern, value) is not None, repr(value)
             else:
-                shown = f"{value:g}"
                 above, most, needed = _BOUNDS[name.rpartition("_")[2]]
-                is_right = above < value <= most or (value == 0 and name in _MAY_BE_ZERO)
+                is_right, shown = above < value <= most or (value == 0 and name in _MAY_BE_ZERO), f"{value:g}"
             if not is_right:
                 raise ConfigError(f"{name} = {shown}: {needed}")
         if self.keep_firing_for_s > 3600:
@@ -156,7 +152,7 @@ class Prices:
     def __post_init__(self) -> None:
         own = {name: price for name in ("gpu_hour", "kwh") if (price := getattr(self, name)) is not None}
         for name, price in {**own, **self.models}.items():
-            if isinstance(price, bool) or not isinstance(price, (int, float)) or not price > 0:
+            if not price > 0:
                 raise ConfigError(
                     f"{name} = {price!r}: the price of a {'kWh' if name == 'kwh' else 'GPU-hour'} must be above 0"
                 )

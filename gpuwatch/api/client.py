@@ -152,16 +152,16 @@ class JsonServer:
         except OSError as error:
             what = "does not answer" if isinstance(error, ConnectionRefusedError) else f"does not answer ({why(error)})"
             what = f"did not answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else what
-            raise SourceError(f"{self.where} {what}", self.url, self._remedy) from error
+            raise SourceError(f"{self.where} {what}", self._remedy) from error
         if reply.status != 200:
             what = f"{self.where} answered {path} with status {reply.status}"
-            raise SourceError(what, self.url, reason_of(reply), reply.status)
+            raise SourceError(what, reason_of(reply), reply.status)
         try:
             return msgspec.json.decode(reply.body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             what = f"{self.where} answered {path} with something else than expected ({error})"
             remedy = "check that the URL is right and that both sides have the same version of gpuwatch"
-            raise SourceError(what, self.url, remedy) from error
+            raise SourceError(what, remedy) from error
 
 
 def reason_of(reply: Reply) -> str:

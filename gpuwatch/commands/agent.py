@@ -15,16 +15,7 @@ class Series(str, Enum):
     full = "full"
 
 
-def _defaults_from(context: Context, config: Path | None) -> Path | None:
-    """Make the [agent] section the defaults of the other options, which the command line and environment override."""
-    if config is not None:
-        given = msgspec.to_builtins(read_config(config).agent)
-        context.default_map = {name: value for name, value in given.items() if value not in (None, [], ())}
-    return config
-
-
 _CONFIG = "Configuration file (TOML). Options on the command line override it."
-_FILE = Option(help=_CONFIG, envvar="GPUWATCH_CONFIG", is_eager=True, callback=_defaults_from)
 _SERIES = "`full` also exports link traffic, clocks, more series of runs, and counters that are still 0."
 _DCGM = "Read GPU metrics from this dcgm-exporter instead of NVML, e.g. http://127.0.0.1:9400."
 _ALLOCATIONS = "Folder with one file per job that has GPUs (docs/deploy/allocations.md)."
@@ -41,7 +32,7 @@ _OWN = AgentSettings()
 
 def agent(
     context: Context,
-    config: Annotated[Path | None, _FILE] = None,
+    config: Annotated[Path | None, Option(help=_CONFIG, envvar="GPUWATCH_CONFIG")] = None,
     http: Http = HTTP,
     listen: Listen = None,
     history: History = None,
@@ -77,8 +68,10 @@ def agent(
     from gpuwatch_agent.__main__ import go_on_as_agent
 
     settings = read_config(config) if config is not None else Config()
-    given = {name: value for name, value in context.params.items() if value is not None}
-    started = msgspec.convert(msgspec.to_builtins(given, enc_hook=str), AgentSettings)  # the options with these names
+    # What the command line and the environment give overrides the [agent] section; options that are no keys of it have other names.
+    sources = {name: getattr(context.get_parameter_source(name), "name", "DEFAULT") for name in context.params}
+    given = {name: value for name, value in context.params.items() if sources[name] != "DEFAULT"}
+    chosen = msgspec.to_builtins(settings.agent) | msgspec.to_builtins(given, enc_hook=str)
     notices = replace(settings.notify, urls=tuple(notify)) if notify else settings.notify
     captures = replace(settings.stacks, automatic=True) if stacks else settings.stacks
-    go_on_as_agent(replace(settings, agent=started, notify=notices, stacks=captures))
+    go_on_as_agent(replace(settings, agent=msgspec.convert(chosen, AgentSettings), notify=notices, stacks=captures))

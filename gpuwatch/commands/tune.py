@@ -11,7 +11,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import as_json, duration
 from gpuwatch.tools.reports.gather import choose
 from gpuwatch.tools.tuning import tune as tune_loader
-from gpuwatch.tools.tuning.result import TuneResult, as_dict, line
+from gpuwatch.tools.tuning.result import TuneResult, line
 from gpuwatch.tools.tuning.sweep import Interrupted
 from gpuwatch.tools.tuning.target import load
 
@@ -57,7 +57,7 @@ def tune(
     except Interrupted as interrupted:
         result, code = interrupted.result, 130
     if result is not None:
-        typer.echo(as_json(as_dict(result)) if json else str(result))
+        typer.echo(as_json(result) if json else str(result))
     else:
         typer.echo("gpuwatch: interrupted before anything was measured", err=True)
     raise typer.Exit(code)

@@ -93,18 +93,13 @@ class Throughput(msgspec.Struct, frozen=True):
     mfu_ratio: float | None = None  # Model FLOPs utilisation: `flops_per_s` over the declared peak.
 
 
-def declared(
-    per_step: float | None, per_sample: float | None, per_token: float | None, peak: float | None
-) -> Flops | None:
-    """Return what the user declares; None if nothing. Raises: ConfigError for anything but a number above 0."""
+def declared(*given: float | None) -> Flops | None:
+    """Return what the user declares of the fields of `Flops`, in their order; None if nothing. Raises: ConfigError for anything but a number above 0."""
     names = ("flops_per_step", "flops_per_sample", "flops_per_token", "peak_flops")
-    given = (per_step, per_sample, per_token, peak)
     for name, value in zip(names, given, strict=True):
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < 1e300):
             raise ConfigError(f"{name}={value!r} is not a number above 0; leave it out where it is not known")
-    if given == (None,) * 4:
-        return None
-    return Flops(*(None if value is None else float(value) for value in given))
+    return Flops(*(value and float(value) for value in given)) if any(given) else None
 
 
 def throughput(done: Done, flops: Flops | None = None) -> Throughput:

@@ -102,8 +102,8 @@ class Workers:
     def __init__(self, window_s: float, keep: int) -> None:
         """CPU use is that of `window_s`, waits are those of the last `keep` samples."""
         self._window_s = window_s
-        self.times: dict[int, deque[tuple[float, float, float | None]]] = {}
-        """By pid: (when, CPU time, time ready to run without a core), in seconds."""
+        self.times: dict[int, deque[tuple[float, float, float]]] = {}
+        """By pid: (when, CPU time, the same with the time ready to run without a core, nan if that is not known), in seconds."""
         self._waits: deque[list[str]] = deque(maxlen=keep)
         self._memory_due_s = -math.inf
         self.private_bytes: int | None = None  # private memory of one worker; None before it was read
@@ -114,7 +114,7 @@ class Workers:
         queue_s = proc.by_pid(proc.run_queue_s, cpu_s, procfs)
         now = {pid: self.times.get(pid, deque()) for pid in cpu_s}
         for pid, times in now.items():
-            times.append((at_s, cpu_s[pid], queue_s.get(pid)))
+            times.append((at_s, cpu_s[pid], cpu_s[pid] + queue_s.get(pid, math.nan)))
             while len(times) > 2 and times[1][0] <= at_s - self._window_s:
                 times.popleft()
         if not any(len(times) > 1 for times in now.values()):  # those of a pass before are known better, until then
@@ -129,16 +129,10 @@ class Workers:
 
     def ratios(self, busy: bool = False) -> tuple[float, ...] | None:
         """Return the CPU use of each worker, 1.0 = one core; `busy`: with the time ready to run without a core. None: not measured."""
-        found = []
-        for (begin_s, cpu_s, queue_s), (end_s, cpu_end_s, queue_end_s) in ((t[0], t[-1]) for t in self.times.values()):
-            used_s = cpu_end_s - cpu_s
-            if busy:
-                if queue_s is None or queue_end_s is None:
-                    return None
-                used_s += queue_end_s - queue_s
-            if end_s > begin_s:
-                found.append(used_s / (end_s - begin_s))
-        return tuple(found) or None
+        spans = [(times[0], times[-1]) for times in self.times.values()]
+        what = 2 if busy else 1
+        found = [(end[what] - begin[what]) / (end[0] - begin[0]) for begin, end in spans if end[0] > begin[0]]
+        return tuple(found) if found and not any(map(math.isnan, found)) else None
 
     def waits(self) -> dict[str, float] | None:
         """Return the share of samples in which workers were blocked on each of WAITS; None with too few samples."""

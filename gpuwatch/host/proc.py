@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from pathlib import Path
 from time import thread_time_ns
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -74,19 +75,12 @@ class CpuTimes(NamedTuple):
 
 def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
     """Return the CPU times in /proc/stat. Source: proc_stat(5); only online cores have a `cpuN` line. Raises: NoData without a `cpu` line."""
-    seconds: dict[str, float] = {}
-    cores = 0
-    for line in text.splitlines():
-        if not line.startswith("cpu"):
-            break  # the cpu lines come first, and the one that follows is by far the longest
-        label, *ticks = line.split()
-        if label == "cpu":
-            seconds = {mode: int(value) / ticks_per_s for mode, value in zip(CPU_MODES, ticks, strict=False)}
-        else:
-            cores += 1
-    if not seconds:
+    # The cpu lines come first, and the one that follows is by far the longest.
+    rows = [line.split() for line in takewhile(lambda line: line.startswith("cpu"), text.splitlines())]
+    if not rows:
         raise NoData("stat has no line of all CPUs")
-    return CpuTimes(seconds, cores)
+    seconds = {mode: int(value) / ticks_per_s for mode, value in zip(CPU_MODES, rows[0][1:], strict=False)}
+    return CpuTimes(seconds, len(rows) - 1)
 
 
 def cpu_times_s(procfs: Path = PROC) -> tuple[float, float]:
@@ -123,14 +117,8 @@ def parse_pressure(text: str) -> dict[str, float]:
 
     Source: Documentation/accounting/psi.rst.
     """
-    totals = {}
-    for line in text.splitlines():
-        label, *pairs = line.split()
-        values = dict(pair.split("=", 1) for pair in pairs)
-        if "total" not in values:
-            raise ValueError(f"pressure: no total in {line!r}")
-        totals[label] = int(values["total"]) / 1e6
-    return totals
+    rows = map(str.split, text.splitlines())
+    return {label: int(pairs[-1].removeprefix("total=")) / 1e6 for label, *pairs in rows}
 
 
 def pressure_s(path: Path) -> float:

@@ -173,7 +173,7 @@ class SharedSource:
         except SourceError:
             raise
         except GpuwatchError as error:  # the agent has just evicted it
-            raise SourceError(f"{agent.where} has no report of {run.name or run.run}", agent.url, str(error)) from error
+            raise SourceError(f"{agent.where} has no report of {run.name or run.run}", str(error)) from error
 
 
 def _key(run: Run) -> tuple[str, int, str | None]:

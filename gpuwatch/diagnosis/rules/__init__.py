@@ -55,10 +55,8 @@ def roots_of(cause: str) -> tuple[str, ...]:
 
 def is_explained(finding: Finding, causes: Collection[str]) -> bool:
     """Whether it says only that nothing is proven ("input_unexplained"), while one of these causes is the explanation."""
-    rule = BY_CAUSE.get(finding.cause)
-    if rule is None or not rule.fallback:
-        return False
-    return any(finding.cause in BY_CAUSE[cause].explains for cause in causes if cause in BY_CAUSE)
+    has_cause = any(rule.cause in causes and finding.cause in rule.explains for rule in RULES)
+    return has_cause and BY_CAUSE[finding.cause].fallback
 
 
 _ROOTS = {cause: roots_of(cause) for cause in CAUSES}

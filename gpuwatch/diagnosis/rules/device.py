@@ -341,9 +341,5 @@ def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
         if gpu.memory_used_bytes is not None:
             until_s = (trend.total_bytes - gpu.memory_used_bytes) / (trend.growth_bytes / trend.span_s)
             evidence.append(Evidence("full in", until_s, "s", f"at this rate it is full in {duration(until_s)}"))
-        return found(
-            f"the memory use of GPU {gpu.gpu} keeps growing",
-            min(1.0, share),
-            *evidence,
-        )
+        return found(f"the memory use of GPU {gpu.gpu} keeps growing", min(1.0, share), *evidence)
     return None

@@ -109,10 +109,7 @@ def _processes(count: int) -> str:
 
 
 def _name(death: WorkerDeath) -> str:
-    try:
-        return Signals(death.signal).name
-    except ValueError:
-        return f"signal {death.signal}"
+    return Signals(death.signal).name if death.signal in set(Signals) else f"signal {death.signal}"
 
 
 @killed_rule("reduce the memory of the training process, its workers or its batches, or give the job more memory")

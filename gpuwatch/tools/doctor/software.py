@@ -93,17 +93,11 @@ def _installed(machine: Machine, extra: str | None) -> Outcome:
     wanted = required(machine.requirements(), extra, numbers(machine.python[0]))
     if not wanted:
         return skipped("requirements are unknown: gpuwatch is not installed", f"pip install {DISTRIBUTION}")
-    missing, old, present = [], [], []
-    for name, least in wanted:
-        version = machine.version_of(name)
-        if version is None:
-            missing.append(name)
-        elif numbers(version) < numbers(least):
-            old.append(f"{name} {version} (needs {least})")
-        else:
-            present.append(f"{name} {version}")
+    versions = [(name, machine.version_of(name), least) for name, least in wanted]
+    missing = [name for name, version, _ in versions if version is None]
+    old = [f"{name} {has} (needs {least})" for name, has, least in versions if has and numbers(has) < numbers(least)]
     if not missing and not old:
-        return ok(", ".join(present))
+        return ok(", ".join(f"{name} {version}" for name, version, _ in versions))
     found = "; ".join(f"{what}: {', '.join(of)}" for what, of in (("missing", missing), ("too old", old)) if of)
     if extra is None:
         return problem(found, f"pip install --upgrade {DISTRIBUTION}")

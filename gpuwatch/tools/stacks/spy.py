@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from gpuwatch.errors import GpuwatchError, MissingExtra
+from gpuwatch.errors import GpuwatchError, MissingExtra, usable
 from gpuwatch.hook.requests import ask
 from gpuwatch.host.frames import is_users, may_be_users
 from gpuwatch.tools.stacks.records import CHILD, TRAINING, WORKER, HotLine, ProcessStacks, Stacks
@@ -75,11 +75,9 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
         if program is not None:
             check_readable(target.pid)
         place = target.flame_graph
-        try:
+        with usable(str(place), "choose a folder that you may write to"):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"")
-        except OSError as error:
-            raise GpuwatchError(f"{place}: {error.strerror}; choose a folder that you may write to") from error
 
     def record(target: Target) -> str:
         """Return py-spy's error output; one that does not end is killed."""

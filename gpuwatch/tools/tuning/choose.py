@@ -1,7 +1,7 @@
 """Which settings to try, which to choose, and why: pure functions of the rows so far."""
 
 from collections.abc import Iterable, Sequence
-from math import floor, hypot, sqrt
+from math import floor, hypot, inf, sqrt
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, percent, size
@@ -67,13 +67,14 @@ def left_out(setting: Setting, rows: Sequence[Row], room: Room, ranks: int) -> L
     shm = (setting.batches_ahead + 1) * batch if setting.num_workers else 0
     each = f", for each of {ranks} ranks" if ranks > 1 else ""
     batches = f" ({setting.num_workers} × {setting.prefetch_factor} + 1 batches{each})"
-    limits: tuple[tuple[Limit, int, int | None, str], ...] = (
-        ("shm", shm, room.shm_bytes, f"/dev/shm{batches}"),
-        ("memory", main + setting.num_workers * worker + shm, room.memory_bytes, f"memory{each}"),
+    limits: tuple[tuple[Limit, str, int, str], ...] = (
+        ("shm", "/dev/shm", shm, batches),
+        ("memory", "memory", main + setting.num_workers * worker + shm, each),
     )
-    for kind, needed, free, what in limits:
-        if free is not None and needed * ranks > SHARE * free:
-            text = f"would take up to {size(needed)} of {what}; {percent(SHARE)} of the {size(free)} free is {size(SHARE * free)}"
+    for kind, what, needed, of in limits:
+        free, _ = room.get(what, (inf, 0))
+        if needed * ranks > SHARE * free:
+            text = f"would take up to {size(needed)} of {what}{of}; {percent(SHARE)} of the {size(free)} free is {size(SHARE * free)}"
             return LeftOut(setting, kind, text)
     return None
 

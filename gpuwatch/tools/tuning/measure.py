@@ -42,15 +42,11 @@ _BUS_ERROR = "a worker was killed by a bus error: /dev/shm was full"
 
 def room(shm: Path = Path("/dev/shm")) -> Room:
     """Return what is free now, within the memory limit of the container or the job."""
-    memory, mount = optional(memory_bytes) or {}, optional(shm_bytes, shm)
-    available, total = memory.get("MemAvailable"), memory.get("MemTotal")
-    limit = memory_room(folders("memory"))
-    if limit is not None and (available is None or limit.available_bytes < available):
-        available, total = limit.available_bytes, limit.limit_bytes
-    if mount is None:
-        return Room(available, total)
-    shm_size, shm_used = mount
-    return Room(available, total, shm_size - shm_used, shm_size)
+    node, limit, mount = optional(memory_bytes) or {}, memory_room(folders("memory")), optional(shm_bytes, shm)
+    rooms = [(node["MemAvailable"], node["MemTotal"])] if "MemAvailable" in node else []
+    rooms += [(limit.available_bytes, limit.limit_bytes)] if limit is not None else []
+    found = {"memory": min(rooms)} if rooms else {}
+    return found if mount is None else found | {"/dev/shm": (mount[0] - mount[1], mount[0])}
 
 
 def measure(target: Target, setting: Setting, plan: Plan, cores: int) -> Measured | Failed:
@@ -103,11 +99,8 @@ def _answer(receiver: Connection, watch: _Watch, setting: Setting, plan: Plan) -
 
 
 def _danger(now: Room) -> str | None:
-    for what, free, total in (
-        ("memory", now.memory_bytes, now.memory_total_bytes),
-        ("/dev/shm", now.shm_bytes, now.shm_total_bytes),
-    ):
-        if free is not None and total and free < min(_KEEP_FREE_RATIO * total, _KEEP_FREE_BYTES):
+    for what, (free, total) in now.items():
+        if free < min(_KEEP_FREE_RATIO * total, _KEEP_FREE_BYTES):
             return f"ended to protect the host: {what} had {size(free)} of {size(total)} left"
     return None
 
@@ -118,12 +111,13 @@ class _Watch:
     def __init__(self, pid: int) -> None:
         self._pid, self._memory_due, self.usage = pid, 0.0, Usage()
         self._shm = Path(f"/proc/{pid}/root/dev/shm")
-        self._shm_free = room(self._shm).shm_bytes
+        self._begun = room(self._shm)
 
     def sample(self) -> Room:
         free, most = room(self._shm), self.usage
-        if free.shm_bytes is not None and self._shm_free is not None:
-            most = replace(most, shm_bytes=max(most.shm_bytes or 0, self._shm_free - free.shm_bytes))
+        if "/dev/shm" in free and "/dev/shm" in self._begun:
+            taken = self._begun["/dev/shm"][0] - free["/dev/shm"][0]
+            most = replace(most, shm_bytes=max(most.shm_bytes or 0, taken))
         now = time.perf_counter()
         if now >= self._memory_due:
             resident, private = _memory_of(self._pid)

@@ -1,9 +1,9 @@
 """What was tried and what to choose, as records, as a table and as JSON. Times in seconds, sizes in bytes, ratios 0–1; None: not measured."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from gpuwatch.formatting import duration, percent, size
 
@@ -13,14 +13,8 @@ _WIDTH = 80
 _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batch/s':>8} {'cores':>5} {'memory':>8} {'step':>7}"
 
 
-@dataclass(frozen=True)
-class Room:
-    """What is free, and in all; None: not known."""
-
-    memory_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    shm_bytes: int | None = None
-    shm_total_bytes: int | None = None
+Room = Mapping[str, tuple[int, int]]
+"""Bytes that are (free, there in all) of "memory" and "/dev/shm"; absent: not known."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +71,7 @@ class Measured:
     second_first_batch_s: float | None = None
     copy_s: float | None = None  # to copy a batch to the GPU, median; None without CUDA
     usage: Usage = field(default_factory=Usage)
+    result: Literal["measured"] = "measured"
 
     @property
     def batches_per_s(self) -> float:
@@ -89,6 +84,7 @@ class Failed:
     kind: FailureKind
     text: str
     detail: str = ""
+    result: Literal["failed"] = "failed"
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,7 @@ class LeftOut:
     setting: Setting
     limit: Limit
     text: str
+    result: Literal["left_out"] = "left_out"
 
 
 Row = Measured | Failed | LeftOut
@@ -142,12 +139,6 @@ def cost_s(row: Measured, step_s: float | None) -> float:
     if step_s is None:
         return row.batch_s
     return row.batch_s + step_s if row.setting.num_workers == 0 else max(step_s, row.batch_s)
-
-
-def as_dict(result: TuneResult) -> dict[str, Any]:
-    kinds = {Measured: "measured", Failed: "failed", LeftOut: "left_out"}
-    rows = [{"result": kinds[type(row)], **asdict(row)} for row in result.rows]
-    return {**asdict(result), "rows": rows}
 
 
 def line(row: Row) -> str:

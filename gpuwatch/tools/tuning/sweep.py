@@ -52,11 +52,12 @@ class Sweep:
             self._refine()
             best = choose.choose(self.rows, self.step_s)
             if best is not None:
-                return self._result(self._options(best))
+                best = self._prefetch(best)
+                return self._result(best, self._options(best))
         except KeyboardInterrupt:
             self.stopped = _INTERRUPTED
             best = choose.choose(self.rows, self.step_s)
-            raise Interrupted(self._result(best.setting) if best else None) from None
+            raise Interrupted(self._result(best, best.setting) if best else None) from None
         failure = next((row for row in self.rows if isinstance(row, Failed)), None)
         if failure is not None and failure.kind == "no_loader":
             raise ConfigError(failure.text)
@@ -140,10 +141,8 @@ class Sweep:
                 return
 
     def _options(self, best: Measured) -> Setting:
-        """Vary the other options at the chosen number of workers; return the setting to choose."""
+        """Vary the options that make no batches; return the setting to choose."""
         setting = best.setting
-        if setting.num_workers and "prefetch_factor" in self.takes:
-            setting = self._prefetch(best)
         if best.copy_s is not None and "pin_memory" in self.takes:
             row = self._try(replace(setting, pin_memory=True))
             if isinstance(row, Measured) and row.copy_s is not None and row.copy_s < 0.9 * best.copy_s:
@@ -159,10 +158,10 @@ class Sweep:
                     self.notes.append(f"persistent_workers: the first batch of a later pass {gain}")
         return setting
 
-    def _prefetch(self, best: Measured) -> Setting:
-        """Return the setting with a larger prefetch_factor where that gains 5%."""
+    def _prefetch(self, best: Measured) -> Measured:
+        """Return the result of a larger prefetch_factor where that gains 5%, else that of the setting given."""
         current = best
-        while (factor := current.setting.prefetch_factor or PREFETCH) < 8:
+        while "prefetch_factor" in self.takes and 0 < (factor := current.setting.prefetch_factor or 0) < 8:
             row = self._try(replace(current.setting, prefetch_factor=2 * factor))
             if not isinstance(row, Measured) or not choose.faster(row, current):
                 break
@@ -172,12 +171,11 @@ class Sweep:
         if current is not best:
             gain = f"a batch every {duration(best.batch_s)} → {duration(current.batch_s)}"
             self.notes.append(f"prefetch_factor={current.setting.prefetch_factor}: {gain}")
-        return current.setting
+        return current
 
-    def _result(self, setting: Setting) -> TuneResult:
-        shape = (setting.num_workers, setting.prefetch_factor)
-        same = [row for row in measured(self.rows) if (row.setting.num_workers, row.setting.prefetch_factor) == shape]
-        chosen = next((row for row in same if not row.setting.persistent_workers), same[0])
+    def _result(self, chosen: Measured, setting: Setting) -> TuneResult:
+        """Return the result: a setting that makes batches as fast as the one that was measured."""
+        memory, shm = (self.start[what][0] if what in self.start else None for what in ("memory", "/dev/shm"))
         return TuneResult(
             rows=tuple(self.rows),
             chosen=setting,
@@ -188,7 +186,7 @@ class Sweep:
             stopped=self.stopped,
             notes=(*self.notes, *choose.warnings(self.rows, chosen, self.cores)),
             elapsed_s=self.clock() - self.begun_s,
-            facts={"memory_available_bytes": self.start.memory_bytes, "shm_free_bytes": self.start.shm_bytes},
+            facts={"memory_available_bytes": memory, "shm_free_bytes": shm},
         )
 
 

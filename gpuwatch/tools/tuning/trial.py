@@ -42,6 +42,7 @@ class Pace:
     batch_s: float
     spread_ratio: float | None
     batches: int
+    steady: bool
 
 
 def warm_up(workers: int, ahead: int) -> int:
@@ -60,23 +61,18 @@ def cycles_s(passes: Sequence[Sequence[float]], workers: int, ahead: int) -> lis
     return [(later - earlier) / length for arrivals in passes for earlier, later in pairwise(arrivals[start::length])]
 
 
-def pace(passes: Sequence[Sequence[float]], workers: int, ahead: int) -> Pace | None:
-    """Return the steady pace; None where no cycle follows the prefetched batches."""
+def pace(passes: Sequence[Sequence[float]], durations_s: Sequence[float], workers: int, ahead: int) -> Pace:
+    """Return the steady pace; where no cycle follows the prefetched batches, that of whole passes, start-up included."""
     cycles = cycles_s(passes, workers, ahead)
     if not cycles:
-        return None
+        each = [duration / len(arrivals) for duration, arrivals in zip(durations_s, passes, strict=True)]
+        return Pace(median(each), None, sum(map(len, passes)), steady=False)
     middle = median(cycles)
     spread = None
     if len(cycles) >= _CYCLES_FOR_A_SPREAD and middle > 0:
         lower, _, upper = quantiles(cycles, n=4, method="inclusive")
         spread = (upper - lower) / 2 / middle
-    return Pace(middle, spread, len(cycles) * max(1, workers))
-
-
-def whole_passes(durations_s: Sequence[float], counts: Sequence[int]) -> Pace:
-    """Return the pace of whole passes, start-up included: for passes shorter than what is prefetched."""
-    each = [duration / count for duration, count in zip(durations_s, counts, strict=True)]
-    return Pace(median(each), None, sum(counts))
+    return Pace(middle, spread, len(cycles) * max(1, workers), steady=True)
 
 
 def descendants(pid: int) -> list[int]:
@@ -117,15 +113,13 @@ def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Meas
     make_s = time.perf_counter() - begun
     run.iterate(loader, target.name)
     copy_s = _copy_s(run.last_batch)
-    steady = pace(run.passes, setting.num_workers, setting.batches_ahead)
-    found = steady or whole_passes(run.durations_s, [len(arrivals) for arrivals in run.passes])
+    found = pace(run.passes, run.durations_s, setting.num_workers, setting.batches_ahead)
     send(
         Measured(
             setting=setting,
             make_s=make_s,
             first_batch_s=run.first_batch_s,
             **vars(found),
-            steady=steady is not None,
             batch_bytes=run.batch_bytes,
             shared_bytes=run.shared_bytes,
             second_first_batch_s=_second_first_batch_s(loader, run, found.batch_s) if plan.second_pass else None,
@@ -198,8 +192,7 @@ class _Run:
     def use(self) -> dict[str, Any]:
         """Return CPU and reads over the counted time, as far as it was long enough to measure them."""
         since, until = self._since, self._until
-        elapsed = until.at_s - since.at_s if since and until else 0.0
-        if since is None or until is None or elapsed < 0.05:
+        if since is None or until is None or (elapsed := until.at_s - since.at_s) < 0.05:
             return {}
         main = (until.main_s - since.main_s) / elapsed
         lived = [pid for pid in until.worker_s if pid in since.worker_s]

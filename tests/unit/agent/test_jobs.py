@@ -284,7 +284,7 @@ def test_a_job_is_printed_without_its_gpus_while_the_history_cannot_be_read(monk
     attempt(node, 100, 60, first_step=0, job="llm-7", bye=True)
 
     def unreadable(*_: Any, **__: Any) -> Any:
-        raise SourceError("the history cannot be read now", "http://node", "wait")
+        raise SourceError("the history cannot be read now", "wait")
 
     monkeypatch.setattr(Client, "caught_up", lambda self: self)
     monkeypatch.setattr(Client, "jobs", lambda self: node.jobs.views())

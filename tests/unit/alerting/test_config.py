@@ -57,6 +57,13 @@ def test_an_empty_file_is_the_defaults() -> None:
         ("[alerts]\nstarved_ration = 0.3", "f: [alerts] starved_ration is not a key; did you mean starved_ratio?"),
         ("[alerts]\nstarved_ratio = 30", "f: [alerts] starved_ratio = 30: a share"),
         ("[alerts]\nstarved_ratio = '0.3'", "f: [alerts] starved_ratio = '0.3': expected `float`, got `str`"),
+        ("[alerts]\nstarved_ratio = true", "f: [alerts] starved_ratio = True: expected `float`, got `bool`"),
+        ("[prices]\ngpu_hour = true", "f: [prices] gpu_hour = True: expected `float | null`, got `bool`"),
+        (
+            "[prices]\ngpu_hour = 1\nmodels = {x = true}",
+            "f: [prices] models = {'x': True}: expected `float`, got `bool`",
+        ),
+        ("[alerts]\njob = 3", "f: [alerts] job = 3: expected `str`, got `int`"),
         ("[agent]\nlisten = 'ipc:///x'", "f: [agent] listen = 'ipc:///x': expected `array`, got `str`"),
         ("[agent]\nhttp = 9478", "f: [agent] http = 9478: expected `str`, got `int`"),
         ("[agent]\nkeep_days = 0", "f: [agent] keep_days = 0: expected `float` >= 0.01"),

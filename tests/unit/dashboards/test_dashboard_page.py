@@ -162,9 +162,7 @@ def test_failing_collectors_are_named_and_absent_ones_are_not() -> None:
 
 
 def test_away_says_where_and_what_to_do() -> None:
-    html = cards.PAGES.away(
-        SourceError("the agent at http://x:1 does not answer", "http://x:1", "start it with `gpuwatch up`")
-    )
+    html = cards.PAGES.away(SourceError("the agent at http://x:1 does not answer", "start it with `gpuwatch up`"))
     assert "The agent at http://x:1 does not answer." in html and "<code>gpuwatch up</code>" in html
 
 

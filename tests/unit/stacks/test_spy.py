@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpuwatch.errors import GpuwatchError, MissingExtra
-from gpuwatch.tools.stacks.spy import check_readable, find_py_spy
+from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra
+from gpuwatch.tools.stacks.spy import Target, check_readable, find_py_spy, take
 
 
 def test_without_py_spy_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -38,3 +39,9 @@ def test_where_it_is_not_permitted_the_remedy_is_said(monkeypatch: pytest.Monkey
 def test_a_process_that_is_gone_is_said(tmp_path: Path) -> None:
     with pytest.raises(GpuwatchError, match="pid 7 is gone"):
         check_readable(7, tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="choose a folder that you may write to"):
+        take([Target(0, os.getpid(), tmp_path / "file/graph.json")], 1.0, 10)

@@ -17,9 +17,7 @@ from gpuwatch_dashboards.top import Facts
 from gpuwatch_dashboards.top.app import Lines, Top
 from tests.unit.top.screens import facts, run
 
-AWAY = SourceError(
-    "the agent at http://127.0.0.1:1 does not answer", "http://127.0.0.1:1", "start it with `gpuwatch up`"
-)
+AWAY = SourceError("the agent at http://127.0.0.1:1 does not answer", "start it with `gpuwatch up`")
 Steps = Callable[["Driven"], Awaitable[None]]
 
 

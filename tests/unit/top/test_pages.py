@@ -22,9 +22,7 @@ from gpuwatch_dashboards.top.pages import HELP, PageName, View, once
 from gpuwatch_dashboards.top.sections import finding_lines
 from tests.unit.top.screens import FINDING, NOW, facts, node_traces, run, screen, trace
 
-AWAY = SourceError(
-    "the agent at http://127.0.0.1:1 does not answer", "http://127.0.0.1:1", "start it with `gpuwatch up`"
-)
+AWAY = SourceError("the agent at http://127.0.0.1:1 does not answer", "start it with `gpuwatch up`")
 DOCUMENT = Path(__file__).parents[3] / "docs/guides/top.md"
 PAGES: tuple[PageName, ...] = ("runs", "gpus", "findings", "panels", "help")
 SIZES = ((80, 24), (60, 20), (160, 50), (120, 30), (40, 24), (40, 10), (20, 5), (2, 3))

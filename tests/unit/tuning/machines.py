@@ -79,7 +79,7 @@ class Machine:
         )
 
     def room(self) -> Room:
-        return Room(self.memory_bytes, 2 * self.memory_bytes, self.shm_bytes, self.shm_bytes)
+        return {"memory": (self.memory_bytes, 2 * self.memory_bytes), "/dev/shm": (self.shm_bytes, self.shm_bytes)}
 
     def sweep(self, step_s: float | None, **changes: Any) -> TuneResult:
         return self.sweeping(step_s, clock=lambda: self.now_s, **changes).run()

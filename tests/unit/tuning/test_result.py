@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from gpuwatch.tools.tuning.result import as_dict, line
+from gpuwatch.formatting import as_json
+from gpuwatch.tools.tuning.result import line
 from tests.unit.tuning.machines import MIB, Machine
 
 EXPECTED = """\
@@ -40,7 +41,7 @@ def test_no_line_is_wider_than_it_may_be() -> None:
 
 def test_json_holds_every_row_and_what_was_chosen() -> None:
     result = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB).sweep(0.04)
-    got = json.loads(json.dumps(as_dict(result)))
+    got = json.loads(as_json(result))
     assert got["chosen"] == result.keywords()
     assert [row["result"] for row in got["rows"]].count("left_out") >= 1
     assert got["rows"][0]["batch_s"] == 0.5

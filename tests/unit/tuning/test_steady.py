@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.tools.tuning.trial import pace, warm_up, whole_passes
+from gpuwatch.tools.tuning.trial import pace, warm_up
 
 
 def arrivals(workers: int, ahead: int, fetch_s: float, count: int, start_s: float = 0.5) -> list[float]:
@@ -13,8 +13,7 @@ def arrivals(workers: int, ahead: int, fetch_s: float, count: int, start_s: floa
 
 
 def test_a_burst_of_all_workers_counts_as_one_cycle() -> None:
-    found = pace([arrivals(workers=4, ahead=8, fetch_s=0.1, count=80)], 4, 8)
-    assert found is not None
+    found = pace([arrivals(workers=4, ahead=8, fetch_s=0.1, count=80)], [2.5], 4, 8)
     assert found.batch_s == pytest.approx(0.025, rel=0.01)  # the median of single gaps is 10 µs
     assert found.spread_ratio == pytest.approx(0.0, abs=0.01)
 
@@ -22,26 +21,26 @@ def test_a_burst_of_all_workers_counts_as_one_cycle() -> None:
 def test_batches_that_were_ready_made_do_not_count() -> None:
     ready = [1.0 + index * 1e-4 for index in range(16)]  # made while the consumer was away
     rest = [ready[-1] + 0.2 * (1 + index // 2) for index in range(12)]
-    found = pace([ready + rest], 2, 16)
-    assert found is not None and found.batch_s == pytest.approx(0.1, rel=0.01)
+    found = pace([ready + rest], [3.0], 2, 16)
+    assert found.batch_s == pytest.approx(0.1, rel=0.01)
     assert found.batches == 12
 
 
 def test_without_workers_the_first_batch_alone_does_not_count() -> None:
-    found = pace([[3.0, 3.1, 3.2, 3.3]], 0, 0)
-    assert found is not None and (found.batch_s, found.batches) == (pytest.approx(0.1), 3)
+    found = pace([[3.0, 3.1, 3.2, 3.3]], [0.4], 0, 0)
+    assert (found.batch_s, found.batches) == (pytest.approx(0.1), 3)
     assert found.spread_ratio is None  # three are too few
 
 
 def test_a_pass_that_is_all_ready_made_has_no_pace_but_a_mean() -> None:
     passes = [arrivals(4, 8, 0.1, 8), arrivals(4, 8, 0.1, 8)]
-    assert pace(passes, 4, 8) is None
-    assert whole_passes([0.8, 1.6], [8, 8]).batch_s == pytest.approx(0.15)
+    found = pace(passes, [0.8, 1.6], 4, 8)
+    assert (found.batch_s, found.batches, found.steady) == (pytest.approx(0.15), 16, False)
 
 
 def test_cycles_of_several_passes_are_put_together_and_none_spans_two() -> None:
-    found = pace([[0.0, 0.1, 0.2], [100.0, 100.1, 100.2]], 0, 0)
-    assert found is not None and (found.batch_s, found.batches) == (pytest.approx(0.1), 4)
+    found = pace([[0.0, 0.1, 0.2], [100.0, 100.1, 100.2]], [0.3, 0.3], 0, 0)
+    assert (found.batch_s, found.batches) == (pytest.approx(0.1), 4)
 
 
 def test_fewer_made_ahead_than_workers_still_waits_for_all_workers() -> None:
@@ -54,5 +53,5 @@ def test_the_spread_is_half_the_interquartile_range() -> None:
     times = [0.0]
     for gap in gaps:
         times.append(times[-1] + gap)
-    found = pace([times], 0, 0)
-    assert found is not None and found.spread_ratio == pytest.approx(0.1)
+    found = pace([times], [0.5], 0, 0)
+    assert found.steady and found.spread_ratio == pytest.approx(0.1)

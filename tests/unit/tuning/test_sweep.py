@@ -259,7 +259,7 @@ def test_what_is_free_is_looked_at_before_each_trial() -> None:
     rooms = iter([16 * GIB] * 3 + [20 * MIB] * 100)
 
     def room() -> Room:
-        return Room(32 * GIB, 32 * GIB, next(rooms), 16 * GIB)
+        return {"memory": (32 * GIB, 32 * GIB), "/dev/shm": (next(rooms), 16 * GIB)}
 
     machine.sweeping(**goal(0.04), room=room, clock=lambda: 0.0).run()
     assert machine.workers_tried() == [0, 1]
