@@ -6,6 +6,7 @@ class, with its bounds; no section is required.
 """
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -82,6 +83,12 @@ def read_config(path: Path) -> Config:
     with usable(f"--config {path}", "name a TOML file that can be read"):
         text = path.read_text(encoding="utf-8")
     return parse_config(text, str(path))
+
+
+def own_config() -> Config:
+    """Return the configuration in the file that GPUWATCH_CONFIG names, the defaults without one. Raises: as `read_config`."""
+    file = os.environ.get("GPUWATCH_CONFIG")
+    return read_config(Path(file)) if file else Config()
 
 
 def parse_config(text: str, where: str) -> Config:

@@ -7,10 +7,10 @@ from rich.text import Text
 
 from gpuwatch.api import Finding, Gpu, Recent, Run
 from gpuwatch.diagnosis.rates import money
-from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, harmless, percent, size
 from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import display
+from gpuwatch_dashboards.panels import THRESHOLDS
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top import drawing as d

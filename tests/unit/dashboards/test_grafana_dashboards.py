@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -144,6 +146,22 @@ def test_a_site_s_own_threshold_is_in_its_dashboards() -> None:
 
     assert steps(None) == [None, THRESHOLDS.shm_used]
     assert steps(Config(thresholds=Thresholds(shm_used=0.65))) == [None, 0.65]
+
+
+def test_pages_and_top_warn_from_a_site_s_own_threshold_on(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text("[thresholds]\nshm_used = 0.65\n")
+    script = """
+from gpuwatch_dashboards.panels import BY_KEY
+from gpuwatch_dashboards.top import sections
+print(BY_KEY["node_shm"].thresholds()[0][0], sections.THRESHOLDS.shm_used)
+"""
+    own = {**os.environ, "GPUWATCH_CONFIG": str(tmp_path / "site.toml")}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["0.65", "0.65"]
+    (tmp_path / "site.toml").write_text("[thresholds]\nshm_usd = 0.65\n")
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=60)
+    assert "did you mean shm_used?" in done.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)
