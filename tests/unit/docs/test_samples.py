@@ -71,7 +71,7 @@ ELSEWHERE = {
     "README.md: gpuwatch · train.py · 8.0 s": "unit/docs/test_readme.py",
     "docs/start/quickstart.md: gpuwatch · train.py": "integration/test_quickstart.py",
     "docs/guides/top.md: run ": "unit/top/test_pages.py",
-    "docs/concepts/jobs.md: gpuwatch · job llm-7": "unit/agent/test_jobs.py",
+    "docs/concepts/jobs.md: gpuwatch · job llm-7": "unit/runs/test_jobs.py",
     "docs/concepts/jobs.md: gpuwatch · job 4711": "integration/test_agent_jobs.py",
     "docs/deploy/systemd.md: $ systemd-analyze security": "integration/test_systemd.py",
 }
