@@ -20,11 +20,13 @@ from gpuwatch.alerting.thresholds import SHARED, AlertThresholds, Prices
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, require, usable
 
+HTTP = "127.0.0.1:9478"  # where an agent serves, and where it is looked for, by default
+
 
 class AgentSettings(msgspec.Struct, frozen=True):
     """How the agent is started. A command line option wins."""
 
-    http: str = "127.0.0.1:9478"
+    http: str = HTTP
     listen: tuple[str, ...] = ()  # Endpoints for hooks; empty: this user's socket (`endpoint.default_listen`).
     history: str | None = None
     keep_days: Annotated[float, Meta(ge=0.01)] = 7.0

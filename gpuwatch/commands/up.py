@@ -19,8 +19,8 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import fetch, without_password
-from gpuwatch.commands.options import AGENT, HTTP, Agent, History, Http, Listen, PagePort, Prometheus
-from gpuwatch.config import own_config
+from gpuwatch.commands.options import AGENT, Agent, History, Http, Listen, PagePort, Prometheus
+from gpuwatch.config import HTTP, own_config
 from gpuwatch.errors import ConfigError, GpuwatchError, SourceError, require
 from gpuwatch.wire.endpoint import is_loopback, refused
 
