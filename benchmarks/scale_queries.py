@@ -13,18 +13,18 @@ QUERIES: dict[str, tuple[str, str]] = {
     ),
     "users: GPUs held idle": (
         'sum by (user) (sum without (state) (rate(gpuwatch_gpu_seconds_total{state="held_idle"}[5m])) ' + _OWNED + ")",
-        'sum by (user) (owner_kind:gpuwatch_gpu_seconds:rate5m{kind="idle"})',
+        'sum by (user) (owner_kind:gpuwatch_gpu_seconds:rate{kind="idle"})',
     ),
     "runs: the ten that starve most GPUs": (
         'topk(10, sum by (run) (sum without (state) (rate(gpuwatch_gpu_seconds_total{state="input_wait"}[5m])) '
         + _OWNED + '{run!=""}))',
-        'topk(10, sum by (run) (owner_kind:gpuwatch_gpu_seconds:rate5m{kind="starved",run!=""}))',
+        'topk(10, sum by (run) (owner_kind:gpuwatch_gpu_seconds:rate{kind="starved",run!=""}))',
     ),
     "nodes: useful share": (
         'sum by (instance) (rate(gpuwatch_gpu_seconds_total{state="compute"}[5m]))'
         " / sum by (instance) (rate(gpuwatch_gpu_seconds_total[5m]))",
-        'sum by (instance) (owner_kind:gpuwatch_gpu_seconds:rate5m{kind="useful"})'
-        ' / sum by (instance) (owner_kind:gpuwatch_gpu_seconds:rate5m{kind="all"})',
+        'sum by (instance) (owner_kind:gpuwatch_gpu_seconds:rate{kind="useful"})'
+        ' / sum by (instance) (owner_kind:gpuwatch_gpu_seconds:rate{kind="all"})',
     ),
 }  # fmt: skip
 """By question: (raw, recorded)."""

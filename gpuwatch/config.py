@@ -6,6 +6,7 @@ class, with its bounds; no section is required.
 """
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,11 +20,13 @@ from gpuwatch.alerting.thresholds import SHARED, AlertThresholds, Prices
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, require, usable
 
+HTTP = "127.0.0.1:9478"  # where an agent serves, and where it is looked for, by default
+
 
 class AgentSettings(msgspec.Struct, frozen=True):
     """How the agent is started. A command line option wins."""
 
-    http: str = "127.0.0.1:9478"
+    http: str = HTTP
     listen: tuple[str, ...] = ()  # Endpoints for hooks; empty: this user's socket (`endpoint.default_listen`).
     history: str | None = None
     keep_days: Annotated[float, Meta(ge=0.01)] = 7.0
@@ -82,6 +85,12 @@ def read_config(path: Path) -> Config:
     with usable(f"--config {path}", "name a TOML file that can be read"):
         text = path.read_text(encoding="utf-8")
     return parse_config(text, str(path))
+
+
+def own_config() -> Config:
+    """Return the configuration in the file that GPUWATCH_CONFIG names, the defaults without one. Raises: as `read_config`."""
+    file = os.environ.get("GPUWATCH_CONFIG")
+    return read_config(Path(file)) if file else Config()
 
 
 def parse_config(text: str, where: str) -> Config:

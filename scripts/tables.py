@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gpuwatch.diagnosis.finding import Rule
-from gpuwatch.diagnosis.rules import RULES, roots_of
+from gpuwatch.diagnosis.rules import BY_CAUSE, RULES, roots_of
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch_agent.collectors import name_of, node
 
@@ -64,11 +64,14 @@ def roots() -> str:
 
 
 def findings(runbook: str) -> str:
-    """Return the table of the causes of a runbook, and whose stacks show more."""
+    """Return the table of the causes of a runbook, whose stacks show more, and the causes of other runbooks that can be their root."""
     own = [rule for rule in RULES if rule.runbook == runbook]
     text = table("finding", "found when", "change", rows=((f"`{r.cause}`", found_when(r)[0], r.change) for r in own))
     more = ", ".join(f"`{rule.cause}`" for rule in own if rule.stacks)
-    return text + f"\n`gpuwatch stacks RUN` shows the code behind {more}.\n" * bool(more)
+    text += f"\n`gpuwatch stacks RUN` shows the code behind {more}.\n" * bool(more)
+    found = (BY_CAUSE[root] for rule in own for root in roots_of(rule.cause))
+    elsewhere = {f"`{root.cause}` ([{root.runbook}]({root.runbook}.md))" for root in found if root not in own}
+    return text + f"\nIf a finding names {' or '.join(sorted(elsewhere))} as its root, begin there.\n" * bool(elsewhere)
 
 
 def collectors() -> str:

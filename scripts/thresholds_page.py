@@ -13,7 +13,7 @@ _HEAD = """# Thresholds of the diagnosis
 
 The numbers with which rules compare, and from which panels warn. Shares and ratios are 0 to 1, times are in seconds.
 All of them can be set in the configuration file, which the agent reads by `--config` or `GPUWATCH_CONFIG`, and a
-training, for its own verdict, by `GPUWATCH_CONFIG`:
+training, for its own verdict, by `GPUWATCH_CONFIG`; so do the pages and `gpuwatch top`, for their panels:
 
     [thresholds]
     input_share = 0.15

@@ -7,6 +7,7 @@ from typing import Any
 
 import streamlit as st
 
+from gpuwatch.tools.reports.display import BLUE, SKY, VERMILLION
 from gpuwatch.tools.reports.page import TEMPLATES
 from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_URL
 from gpuwatch_dashboards.sources import AgentSource, Once, SharedSource
@@ -28,6 +29,7 @@ def main() -> None:
     st.set_page_config(page_title="gpuwatch", page_icon="📈", layout="wide", initial_sidebar_state="collapsed")
     for style in (TEMPLATES / "parts.css", Path(__file__).with_name("style.css")):
         st.html(style)
+    st.html(f"<style>:root {{ --gw-lost: {VERMILLION}; --gw-work: {BLUE}; --gw-mark: {SKY}; }}</style>")
     pages: dict[str, Any] = {}
     agent_url, prometheus_url = os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None
     site = Site(*shared(agent_url, prometheus_url), pages, is_hidden())

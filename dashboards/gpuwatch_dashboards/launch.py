@@ -3,11 +3,12 @@
 import sys
 from pathlib import Path
 
+from gpuwatch.config import HTTP
 from gpuwatch.tables import table
 
 AGENT_URL, PROMETHEUS_URL = "GPUWATCH_AGENT_URL", "GPUWATCH_PROMETHEUS_URL"
 """Environment variables: where the app's numbers come from; Prometheus wins when both are set."""
-DEFAULT_AGENT_URL = "http://127.0.0.1:9478"
+DEFAULT_AGENT_URL = f"http://{HTTP}"
 
 
 def streamlit_command(

@@ -45,8 +45,7 @@ def worst_of(ranks: Sequence[Run]) -> Run | None:
     """Return the rank of a run that needs attention: one that is lost or late, or that loses clearly more than the others."""
     if len(ranks) < 2:
         return None
-    named = [run for run in ranks if run.status == "lost" or any(f.rank == run.rank for f in run.findings)]
-    if named:
+    if named := [run for run in ranks if run.status == "lost" or any(f.rank == run.rank for f in run.findings)]:
         return max(named, key=lambda run: (run.status == "lost", _lost_share(run)))
     worst = max(ranks, key=_lost_share)
     return worst if _lost_share(worst) > median(map(_lost_share, ranks)) + CLEARLY else None

@@ -118,7 +118,7 @@ def _held(alert: str, own: str | None, by: str, over: str | None, values: Mappin
 
 
 def _changes(alert: str) -> dict[str, str]:
-    """Return templates: what a run's most costly finding advises, up to its else; the change for that cause, and for `.`; a pattern of causes."""
+    """Return templates: what a run's most costly finding advises, up to its else; the change for that cause, and for `.`; patterns of causes."""
     changes = {rule.cause: rule.change for rule in RULES if rule.alert == alert}
     causes = "|".join(changes)
     largest = f'max by (job, instance, cause) (gpuwatch_finding_evidence_ratio{{run=%q,cause=~"{causes}"}})'
@@ -131,8 +131,9 @@ def _changes(alert: str) -> dict[str, str]:
     text = f"{{{{ with (. | first).Labels.cause }}}}{of_cause}{{{{ end }}}}{{{{ else }}}}see the runbook{{{{ end }}}}"
     text = f"{{{{ with printf `{costliest}` $labels.run | query }}}}{text}"
     change = next(iter(changes.values())) if len(changes) == 1 else text
-    names = ("advised", "change", "change_of", "causes_of")
-    return {f"{name}_{alert}": text for name, text in zip(names, (advised, change, of_cause, causes), strict=True)}
+    later = "|".join(rule.cause for rule in RULES if rule.alert == alert and rule.costs_later)
+    found = {"advised": advised, "change": change, "change_of": of_cause, "causes_of": causes, "later_of": later}
+    return {f"{name}_{alert}": text for name, text in found.items()}
 
 
 def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:

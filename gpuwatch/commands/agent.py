@@ -5,8 +5,8 @@ from typing import Annotated
 import msgspec
 from typer import Context, Option
 
-from gpuwatch.commands.options import HTTP, History, Http, Listen
-from gpuwatch.config import AgentSettings, Config, read_config
+from gpuwatch.commands.options import History, Http, Listen
+from gpuwatch.config import HTTP, AgentSettings, Config, read_config
 from gpuwatch.errors import require
 
 

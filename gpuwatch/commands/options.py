@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option, echo
 
-from gpuwatch.config import Config, read_config
+from gpuwatch.config import HTTP, Config, read_config
 from gpuwatch.errors import usable
 
-AGENT, HTTP = "http://127.0.0.1:9478", "127.0.0.1:9478"
+AGENT = f"http://{HTTP}"
 Agent = Annotated[str, Option(help="URL of the agent.", envvar="GPUWATCH_AGENT")]
 Http = Annotated[str, Option(help="HOST:PORT on which to serve /metrics and the API.", envvar="GPUWATCH_HTTP")]
 _LISTEN = "Endpoint for hooks: ipc:///path/hook.sock, or tcp://ADDRESS:9479 (needs a token); repeatable."

@@ -19,8 +19,8 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import fetch, without_password
-from gpuwatch.commands.options import AGENT, HTTP, Agent, History, Http, Listen, PagePort, Prometheus
-from gpuwatch.config import read_config
+from gpuwatch.commands.options import AGENT, Agent, History, Http, Listen, PagePort, Prometheus
+from gpuwatch.config import HTTP, own_config
 from gpuwatch.errors import ConfigError, GpuwatchError, SourceError, require
 from gpuwatch.wire.endpoint import is_loopback, refused
 
@@ -79,8 +79,7 @@ def own_agent_url(http: str) -> str:
 
     GPUWATCH_AGENT then gives its name, user and password. Raises: ConfigError for users without that.
     """
-    config = os.environ.get("GPUWATCH_CONFIG")
-    web = read_config(Path(config)).agent.web_config if config else None
+    web = own_config().agent.web_config
     if web is None:
         return f"http://{http}"
     from gpuwatch_agent.access import read_web_config

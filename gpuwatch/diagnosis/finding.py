@@ -136,6 +136,8 @@ class Rule:
     """By what it can make one rank of a run late: its wait for data, or its own time after that. None: by neither."""
     fallback: bool = False  # It says that nothing is proven: reported where no rule that explains it found anything.
     ends_run: bool = False  # It can be the reason why a run has ended.
+    all_is_well: bool = False  # It says that nothing is to be mended: no cause of a loss.
+    costs_later: bool = False  # Its ratio is no loss of time: it raises its alert however small that is.
 
     @property
     def cause(self) -> str:

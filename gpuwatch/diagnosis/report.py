@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger import states as st
+from gpuwatch.tools.reports.display import STATES
 from gpuwatch.wire import Flops
 
 _LEAST_START_S, _LEAST_END_S = 1.0, 0.05  # a shorter begin and end of a run is no headline, or not mentioned
@@ -97,10 +99,31 @@ class Report:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """Return the verdict for a notebook."""
-        from gpuwatch.diagnosis.html import fragment
+        """Return the verdict for a notebook: a bar of the states and the text, in the colours of the page that it is in."""
+        shown = [(STATES[state], share) for state, share in self.shares.items() if share >= 0.001 and state in STATES]
+        bar = "".join(
+            f'<i title="{escape(state.name)} {percent(share)}" '
+            f'style="display:inline-block;height:100%;width:{100 * share:.2f}%;background:{state.colour}"></i>'
+            for state, share in shown
+        )
+        key = " ".join(
+            f'<span style="white-space:nowrap;margin-right:1em">'
+            f'<i style="display:inline-block;width:.8em;height:.8em;background:{state.colour}"></i> '
+            f"{escape(state.name)} {percent(share)}</span>"
+            for state, share in shown
+        )
+        return (
+            '<div class="gpuwatch" style="max-width:60em">'
+            f'<div style="height:1.2em;white-space:nowrap;overflow:hidden;font-size:1em;line-height:0">{bar}</div>'
+            f"<div>{key}</div>"
+            f'<pre style="white-space:pre-wrap">{escape(str(self))}</pre></div>'
+        )
 
-        return fragment(self)
+    def html_page(self) -> str:
+        """Return the same as a file, without a script, that needs no network."""
+        head = '<meta charset="utf-8"><meta name="color-scheme" content="light dark"><meta name="viewport" content="width=device-width">'
+        title = f"<title>{escape(self.name)} · gpuwatch</title>"
+        return f"<!doctype html><html lang=en><head>{head}{title}</head><body>{self._repr_html_()}</body></html>"
 
 
 def _totals(report: Report) -> dict[str, float]:

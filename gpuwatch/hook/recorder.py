@@ -285,9 +285,14 @@ class Recorder:
             self.activity = IN_STEP
 
     def set_copied(self, before_ns: int, begin_ns: int) -> None:
-        """Set the open fast step's time in copies: `before_ns` and what has passed since `begin_ns`. Nothing where the step began later."""
-        if self.steady is not None and self.begin_ns <= begin_ns:
+        """Set the open step's time in copies: `before_ns` and what has passed since `begin_ns`. Nothing where the step began later."""
+        if self.begin_ns <= begin_ns:
             self.transfer_ns = before_ns + self.clock() - begin_ns
+
+    def add_copy(self, spent_ns: int, pinned: bool | None) -> None:
+        """Add a copy to the open step's; `pinned`: whether its source lay in pinned memory, None where that was not asked."""
+        self.transfer_ns += spent_ns
+        self.pinned = self.pinned if pinned is None else pinned
 
     def set_samples(self, samples: int) -> None:
         """Set the open step's number of samples."""

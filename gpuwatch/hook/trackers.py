@@ -288,9 +288,7 @@ class LiveLog:
                     "loop, or pass it: log=run"
                 )
             return
-        from gpuwatch.diagnosis.html import page
-
-        text = page(report)
+        text = report.html_page()
 
         def finish() -> None:
             for tracker in trackers:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -104,8 +103,8 @@ class Watch:
         if self._disabled:
             self._recorder.close()
         else:
-            if (config := os.environ.get("GPUWATCH_CONFIG")) and _made <= 1:
-                self.session.guard(_read_config, "reading the configuration", Path(config))
+            if os.environ.get("GPUWATCH_CONFIG") and _made <= 1:
+                self.session.guard(_read_config, "reading the configuration")
             self.session.log_to("auto" if log is None and is_set("GPUWATCH_LOG") else log)
             for earlier in open_watches:
                 earlier.session.torch_hooks.optimizer.is_covered = earlier._is_covered
@@ -320,11 +319,11 @@ def is_set(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no")
 
 
-def _read_config(path: Path) -> None:
-    """Use the thresholds of this file."""
-    from gpuwatch.config import read_config
+def _read_config() -> None:
+    """Use the thresholds of the site's file."""
+    from gpuwatch.config import own_config
 
-    account.site_thresholds = read_config(path).thresholds
+    account.site_thresholds = own_config().thresholds
 
 
 def records_here() -> bool:

@@ -39,6 +39,12 @@ class MemoryRoom(msgspec.Struct, frozen=True):
     folder: Path
 
 
+def parse(text: str) -> list[tuple[str, str]]:
+    """Return (controllers, path) of each line of /proc/PID/cgroup; in version 2 there are no controllers. Source: cgroups(7)."""
+    words = ((*line.split(":", 2), "", "") for line in text.splitlines())
+    return [(controllers, path) for _, controllers, path, *_ in words]
+
+
 def folders(
     controller: str, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self", root: bool = True
 ) -> list[Path]:
@@ -48,12 +54,11 @@ def folders(
     absent without `root`. Another process whose path does not exist here has none. Source: /proc/PID/cgroup.
     """
     try:
-        lines = (procfs / str(pid) / "cgroup").read_text(errors="surrogateescape").splitlines()
+        groups = parse((procfs / str(pid) / "cgroup").read_text(errors="surrogateescape"))
     except OSError:
         return []
     found: list[Path] = []
-    for line in lines:
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+    for controllers, path in groups:
         if controllers and controller not in controllers.split(","):
             continue
         top = sysfs / "fs/cgroup" / (controller if controllers else "unified")
@@ -74,6 +79,12 @@ def quota(groups: Sequence[Path]) -> Quota | None:
     cores, folder = min(limited, key=lambda each: each[0])
     counts = _counts(f"{folder}/cpu.stat")
     return Quota(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0))
+
+
+def tasks_limit(groups: Sequence[Path]) -> int | None:
+    """Return the tightest limit of processes and threads in groups, None for none. Source: pids.max."""
+    limits = (text_of(f"{folder}/pids.max") for folder in groups)
+    return min((int(limit) for limit in limits if limit.isdigit()), default=None)
 
 
 def memory_room(groups: Sequence[Path]) -> MemoryRoom | None:

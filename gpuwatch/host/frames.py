@@ -83,6 +83,11 @@ class Place(NamedTuple):
     line: int  # its hottest line
     ratio: float  # share of the samples in which the thread was in this function, 0–1
 
+    @property
+    def has_most(self) -> bool:
+        """Whether it may be called the place of the time that was sampled: half of the samples."""
+        return self.ratio >= 0.5
+
     def __str__(self) -> str:
         return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})" if self.file else self.function
 

@@ -146,7 +146,8 @@ class Training:
         # An ordinary step stays on the fast path. The tensors copied inside are timed too: this replaces their times.
         before_ns, begin = recorder.transfer_ns, recorder.clock()
         result = original(*args, **kwargs)
-        recorder.set_copied(before_ns, begin)
+        if recorder.steady is not None:
+            recorder.set_copied(before_ns, begin)
         return result
 
     def watch_model(self, model: Any) -> None:

@@ -52,11 +52,11 @@ def recorded(shares: list[Share], price: float | None = None, silent: Sequence[s
     for share in shares:
         owner = {"instance": share.node, "user": share.user, "job_id": share.job, "run": share.run}
         for kind, gpus in share.kinds.items():
-            add("owner_kind:gpuwatch_gpu_seconds:rate5m", gpus, kind=kind, **owner)
-            add("owner_kind:gpuwatch_gpu_hours:increase5m", gpus * EVERY_S / 3600, kind=kind, **owner)
+            add("owner_kind:gpuwatch_gpu_seconds:rate", gpus, kind=kind, **owner)
+            add("owner_kind:gpuwatch_gpu_hours:increase", gpus * EVERY_S / 3600, kind=kind, **owner)
             if price is not None:
                 add("owner_kind:gpuwatch_gpu_cost:per_hour", price * gpus, kind=kind, **owner)
-                add("owner_kind:gpuwatch_gpu_cost:increase5m", price * gpus * EVERY_S / 3600, kind=kind, **owner)
+                add("owner_kind:gpuwatch_gpu_cost:increase", price * gpus * EVERY_S / 3600, kind=kind, **owner)
             if kind not in ("all", "useful") and gpus:
                 add("owner_kind:gpuwatch_gpu_lost_since:timestamp", time.time() - LOST_FOR_S, kind=kind, **owner)
         for gpu in range(int(share.gpus)):
@@ -69,7 +69,7 @@ def recorded(shares: list[Share], price: float | None = None, silent: Sequence[s
             add("gpuwatch_finding_evidence_ratio", 0.3, run=share.run, cause="host_bound")
             add("gpuwatch_finding_info", 1.0, run=share.run, cause=share.cause, advice=f"mend {share.cause}")
             add("gpuwatch_finding_info", 1.0, run=share.run, cause="host_bound", advice="mend another thing")
-        states = "owner_state:gpuwatch_gpu_seconds:rate5m"
+        states = "owner_state:gpuwatch_gpu_seconds:rate"
         by_state = {"input_wait": "starved", "held_idle": "idle", "stalled": "stalled", "compute": "useful"}
         for state in GPU_STATES:
             if state in by_state:
@@ -122,9 +122,8 @@ def _lines(series: Series, times: range, now: range) -> Iterator[str]:
             yield f"# TYPE {name} gauge\n"
             reported = name
         text = ",".join(f'{label}="{of}"' for label, of in labels)
-        of_now = not name.endswith(
-            ("increase5m", "owner_state:gpuwatch_gpu_seconds:rate5m")
-        )  # only its last value is read
+        # Of the others only the last value is read.
+        of_now = not name.endswith((":increase", "owner_state:gpuwatch_gpu_seconds:rate"))
         head = f"{name}{{{text}}} {value}"
         yield head + head.join(now_times if of_now else all_times)
     yield "# EOF\n"

@@ -369,11 +369,11 @@ def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(
         if owner == unused and name != scheduler_s:
             hours, owner = [0.04, 0, 0, 0.04], {**unused, "run": "slurm-4711.0", "instance": "n2"}
         for kind, each in zip(("all", "useful", "starved", "idle"), hours, strict=True):
-            add("owner_kind:gpuwatch_gpu_hours:increase5m", each, kind=kind, **owner)
-            add("owner_kind:gpuwatch_gpu_cost:increase5m", 2.5 * each, kind=kind, **owner)
+            add("owner_kind:gpuwatch_gpu_hours:increase", each, kind=kind, **owner)
+            add("owner_kind:gpuwatch_gpu_cost:increase", 2.5 * each, kind=kind, **owner)
     for kind, joules in (("working", 1.728e5), ("waiting", 1.152e5)):
-        add("owner_kind:gpuwatch_gpu_energy_joules:increase5m", joules, kind=kind, **held)
-        add("owner_kind:gpuwatch_gpu_energy_joules:increase5m", 9e9, kind=kind, **other)
+        add("owner_kind:gpuwatch_gpu_energy_joules:increase", joules, kind=kind, **held)
+        add("owner_kind:gpuwatch_gpu_energy_joules:increase", 9e9, kind=kind, **other)
     add("site:gpuwatch_currency:info", 1, currency="EUR")
     add("gpuwatch_job_start_timestamp_seconds", 1, run="slurm-4711.0", **of)
     for cause, ratio in (("input_disk", 0.2), ("checkpoint_interval", 0.1), ("memory_creep", 0)):

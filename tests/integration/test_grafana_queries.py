@@ -175,8 +175,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             'gpu_kind:gpuwatch_gpu_seconds:share20s{kind="idle",gpu="2"} > 0.95',
             "gpuwatch_gpu_last_xid",
             'kind:gpuwatch_gpu_seconds:share20s{kind="starved"} > 0.06',
-            f'owner_kind:gpuwatch_gpu_cost:increase20s{{run="{RUN}",kind="starved"}} > 0',
-            "owner_state:gpuwatch_gpu_seconds:rate20s",
+            f'owner_kind:gpuwatch_gpu_cost:increase{{run="{RUN}",kind="starved"}} > 0',
+            "owner_state:gpuwatch_gpu_seconds:rate",
         ):
             wait_for(ready, lambda ready=ready: prometheus.query(ready), 240, 0.5)  # type: ignore[misc]
         yield here

@@ -8,7 +8,7 @@ import pytest
 
 from gpuwatch.hook.evidence import OwnGpu
 from tests.nvml.fake import FakeGpu, FakeNvml, recorded
-from tests.unit.hook.test_hook_device import Rig
+from tests.unit.hook.torch.test_hook_device import Rig
 
 
 def test_the_mean_of_the_readings_is_given_once_there_are_enough(nvml: FakeNvml) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from benchmarks.simulation.story import GROUP, MIXES, Node
-from gpuwatch.alerting.render import duration, render
+from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.api.client import Reply, fetch
 from gpuwatch.config import Config
@@ -93,10 +93,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         first = stack.enter_context(start_prometheus(folder / "first", config(targets[:GROUP]), rules))
         here = Sites(everything, first)
         for server in (everything, first):
-            for ready in (
-                f"owner_state:gpuwatch_gpu_seconds:rate{duration(WINDOW_S)}",
-                f"owner_kind:gpuwatch_gpu_cost:increase{duration(WINDOW_S)}",
-            ):
+            for ready in ("owner_state:gpuwatch_gpu_seconds:rate", "owner_kind:gpuwatch_gpu_cost:increase"):
                 wait_for(ready, lambda server=server, ready=ready: server.query(ready), 240, 1)  # type: ignore[misc]
         time.sleep(WINDOW_S + 5)  # until each window is full
         yield here

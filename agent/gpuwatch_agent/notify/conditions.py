@@ -53,7 +53,7 @@ def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -
     for finding in findings:
         alert, run, rank = BY_CAUSE[finding.cause].alert, finding.run, finding.rank
         least = {"GpuStarved": thresholds.starved_ratio, "RunInefficient": thresholds.inefficient_gpus}.get(alert or "")
-        is_minor = least is not None and finding.ratio <= least and finding.cause != "memory_creep"
+        is_minor = least is not None and finding.ratio <= least and not BY_CAUSE[finding.cause].costs_later
         if alert is None or finding.severity == "info" or is_minor:
             continue
         who = f"run {finding.name or run}, rank {rank}: " if run else ""

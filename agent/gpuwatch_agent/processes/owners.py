@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from gpuwatch.host import cgroup
+
 _ID = r"[0-9a-f]{64}"
 _CONTAINER = re.compile(rf"(?:^|[-/:])({_ID})(?:\.scope)?(?=/|$)")
 """Docker: /docker/ID, docker-ID.scope; containerd: cri-containerd-ID.scope or /kubepods/…/ID; CRI-O: crio-ID.scope; podman:
@@ -39,13 +41,9 @@ NO_OWNER = Owner()
 
 
 def parse_cgroup(text: str) -> Owner:
-    """Return the innermost container, pod and job in the paths of /proc/PID/cgroup.
-
-    Source: cgroups(7): lines of `hierarchy:controllers:path`, one per controller in v1, `0::path` in v2.
-    """
+    """Return the innermost container, pod and job in the paths of /proc/PID/cgroup."""
     container = pod = job = step = ""
-    for line in text.splitlines():
-        path = line.split(":", 2)[2] if line.count(":") >= 2 else ""
+    for _, path in cgroup.parse(text):
         container = container or _last(_CONTAINER, path)
         pod = pod or _last(_POD, path)
         if "slurm" in path and not job:

@@ -8,8 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.alerting.render import RUNBOOKS, groups
-from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.alerting.render import RUNBOOKS
 from gpuwatch.config import Config
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, require
@@ -28,9 +27,7 @@ def load(config: Config | None = None) -> dict[str, dict[str, Any]]:
     paths = sorted(PACKAGED.glob("gpuwatch-*.json")) or sorted(CHECKOUT.glob("gpuwatch-*.json"))
     if not paths:
         raise ConfigError(f"{PACKAGED}: the dashboards are missing; install gpuwatch-training again")
-    # Names of recorded series contain the site's windows.
-    replaced = list(zip(_recorded(Config()), _recorded(own), strict=True))
-    replaced += [(_JOB.format("gpuwatch"), _JOB.format(own.alerts.job)), ("USD", own.prices.currency)]
+    replaced = [(_JOB.format("gpuwatch"), _JOB.format(own.alerts.job)), ("USD", own.prices.currency)]
     replaced += [(f"{RUNBOOKS}/", f"{own.alerts.runbooks.rstrip('/')}/")]
     for path in paths:
         content = path.read_text(encoding="utf-8")
@@ -59,9 +56,3 @@ def _set_thresholds(dashboard: dict[str, Any], thresholds: Thresholds) -> None:
             steps = drawn["fieldConfig"]["defaults"]["thresholds"]["steps"][1:]
             for step, (value, _) in zip(steps, panel.thresholds(thresholds), strict=True):
                 step["value"] = value
-
-
-def _recorded(config: Config) -> list[str]:
-    """Return the names of all recorded series, those of money among them, in the order of the rules."""
-    found = groups(config.alerts, Prices(gpu_hour=1.0))
-    return [rule["record"] for group in found for rule in group["rules"] if "record" in rule]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.config import own_config
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.ledger.states import LOST_KINDS
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tables import fill, table
@@ -22,6 +23,7 @@ from gpuwatch_dashboards.query import Match, Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
 Severity = Literal["warning", "critical"]
+THRESHOLDS = own_config().thresholds  # of the pages and of `gpuwatch top`
 _PARTS = ("state", "phase")  # A quotient by these labels is a share: its divisor is the sum over them
 
 
@@ -94,7 +96,7 @@ class Panel:
         return all(curve.metric for curve in self.curves)
 
     def thresholds(self, own: Thresholds | None = None) -> list[tuple[float, Severity]]:
-        """Return the values from which on it warns, by a site's thresholds (None: the defaults)."""
+        """Return the values from which on it warns, by these thresholds (None: `THRESHOLDS`)."""
         named: tuple[tuple[str, Severity], ...] = ((self.warning, "warning"), (self.critical, "critical"))
         return [(float(getattr(own or THRESHOLDS, name)), severity) for name, severity in named if name]
 

@@ -226,11 +226,11 @@ def _findings(active: Vector, briefs: Vector) -> dict[str, tuple[Finding, ...]]:
     advised = {(labels.get("run"), labels.get("cause")): labels.get("advice") for labels, _ in briefs}
     for labels, ratio in active:
         run, cause = labels.get("run", ""), labels.get("cause", "")
-        change = BY_CAUSE[cause].change if cause in BY_CAUSE else ""
+        change, is_well = (rule.change, rule.all_is_well) if (rule := BY_CAUSE.get(cause)) else ("", False)
         advice = advised.get((run, cause)) or f"{change[:1].upper()}{change[1:]}"
         finding = Finding(
             cause=cause,
-            severity="info" if cause.endswith("saturated") else "warning",
+            severity="info" if is_well else "warning",
             title=cause.replace("_", " "),
             ratio=ratio,
             evidence=(),

@@ -7,10 +7,10 @@ from rich.text import Text
 
 from gpuwatch.api import Finding, Gpu, Recent, Run
 from gpuwatch.diagnosis.rates import money
-from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, harmless, percent, size
 from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import display
+from gpuwatch_dashboards.panels import THRESHOLDS
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top import drawing as d
@@ -98,8 +98,7 @@ def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
         pieces.append(d.figure("", money(run.cost.total, run.cost.currency), f" ({lost} outside compute)"))
     lines = d.flowed(pieces, width, gap=" · ")
     phases = series.phases_s() if series.run == key_of(run) and width >= 56 else {}
-    known = [phase for phase in reversed(shown.PHASES) if phase in phases]
-    if known:
+    if known := [phase for phase in reversed(shown.PHASES) if phase in phases]:
         whole = d.figure("mean ", display(sum(phases.values()), "s"), " = ") if width >= 76 else Text()
         parts = [d.figure("", display(phases[phase], "s"), f" {shown.PHASES[phase].name}") for phase in known]
         lines.append(Text(" ").append_text(whole).append_text(d.words(" + ", DIM).join(parts)))
@@ -261,8 +260,7 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     Failures come first, then what training runs out of: a small screen shows only two lines.
     """
     series, pieces = facts.series, []
-    failed = [collector.name for collector in facts.node.collectors if collector.success is False]
-    if failed:
+    if failed := [collector.name for collector in facts.node.collectors if collector.success is False]:
         pieces.append(d.figure("fails: ", ", ".join(failed), marked=True))
     if failures := facts.node.history.failures:
         pieces.append(d.figure("history: ", f"{failures} commits failed", marked=True))

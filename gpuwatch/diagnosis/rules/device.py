@@ -15,7 +15,9 @@ _SIXTEEN_BITS = 0.4  # a peak below this share of the dense 16-bit one is for 32
 
 inefficient = partial(lone, alert="RunInefficient")
 in_the_loop = partial(inefficient, stacks="training")
+costs_later = partial(inefficient, costs_later=True)
 no_alert = partial(lone, alert=None, runbook="Findings")
+all_is_well = partial(no_alert, all_is_well=True)
 
 
 def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float, float | None, Evidence] | None:
@@ -151,7 +153,7 @@ def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@no_alert("stop tuning the loader: mixed precision, channels_last, torch.compile or a faster GPU shorten the step")
+@all_is_well("stop tuning the loader: mixed precision, channels_last, torch.compile or a faster GPU shorten the step")
 def gpu_saturated(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when compute is ≥ `saturated_share` of the time, and the driver sees the run's GPUs ≥ `gpu_busy` busy."""
     share, utilization = window.share(COMPUTE), window.utilization
@@ -166,7 +168,7 @@ def gpu_saturated(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@no_alert("stop tuning the loader: a faster device, torch.compile or lower precision shorten the step")
+@all_is_well("stop tuning the loader: a faster device, torch.compile or lower precision shorten the step")
 def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when compute is ≥ `saturated_share` of the time of a training on the CPU."""
     share, on_cpu = window.share(COMPUTE), window.device == "cpu" and not window.gpus
@@ -319,7 +321,7 @@ def held_idle(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@inefficient("find what keeps tensors alive (sum loss.item(), not loss; detach what is stored; clear lists of outputs)")
+@costs_later("find what keeps tensors alive (sum loss.item(), not loss; detach what is stored; clear lists of outputs)")
 def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a GPU's memory use rose ≥ `memory_creep_rises` times within an hour, by ≥ `memory_creep_share` of its
     size in ≥ `memory_creep_s`, and never fell.

@@ -160,7 +160,7 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
         text = "only {} of a fetch is CPU work: the rest is waiting for the disk, the network or a lock"
     evidence = measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text)
     around = window.around_place if computes else None  # else it may wait for a thread that takes the loader's batches
-    if around is not None and around.ratio >= 0.5:
+    if around is not None and around.has_most:
         advice = f"make {around.function} cheaper, or call it in the dataset or collate_fn, and use loader workers: they do not run code around the loader"
         title = f"the training thread itself works in a fetch, in {around.function}"
         return wait.finding(title, *evidence, *place_evidence(around), advice=advice)
@@ -188,12 +188,12 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     least, place = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu, window.fetch_place
     if wait is None or not window.workers:
         return None
-    is_receiving = place is not None and place.function == RECEIVING and place.ratio >= 0.5
+    is_receiving = place is not None and place.function == RECEIVING and place.has_most
     sends_late = on_cpu is not None and on_cpu < thresholds.fetch_on_cpu / 2  # the worker does, busy with its own code
     if not is_receiving or sends_late:
         if on_cpu is None or on_cpu < least:
             return None
-        if (empty > 0.5) if empty is not None else (place is None or place.ratio < 0.5):
+        if (empty > 0.5) if empty is not None else (place is None or not place.has_most):
             return None  # a thread that waits for a core after each wake-up looks as if it worked
     text = "the training thread is on the CPU for {} of a fetch: it unpickles or modifies the batch"
     title = "receiving batches from the workers is expensive in the training thread"
@@ -408,7 +408,7 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
             evidence += measured("workers blocked on", share, text)
             if kind == SLEEP and share >= thresholds.worker_waiting:
                 title = "loader workers sleep: they wait on a timer (a retry, a rate limit, polling)"
-        if window.worker_place is not None and window.worker_place.ratio >= 0.5 and title.endswith("proven"):
+        if window.worker_place is not None and window.worker_place.has_most and title.endswith("proven"):
             title = f"loader workers are slow: most of a fetch is in {window.worker_place.function}"
         if blocked_evidence(window, thresholds, QUEUE, "workers idle", "their queue"):
             advice = (
@@ -422,7 +422,7 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         computes = (fetch or 0.0) >= thresholds.fetch_on_cpu
         text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: the rest is waiting"
         evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window.fetch_place)
-        if place is not None and place.ratio >= 0.5:
+        if place is not None and place.has_most:
             title = f"training waits for data: most of a fetch is in {place.function}"
             title += ", in the training thread" * (not place.function.endswith(ELSEWHERE))
         inside = window.loader.dataset and f" (no DataLoader was found inside {window.loader.dataset})"
@@ -440,7 +440,7 @@ def between_passes(window: Window, thresholds: Thresholds) -> float:
 
 def passes_where(window: Window) -> str:
     place = window.gap_place
-    most = f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""
+    most = f", most of it in {place}" if place is not None and place.has_most else ""
     return f"is spent between forward passes{most}"
 
 
@@ -477,7 +477,7 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     and phases, half of it in one function; or, on a CPU, in one function of Python code that is not torch's, compilations apart."""
     place, outside = window.between_place, window.share(OTHER) - sum(window.declared.values())
     trains = len(window.steps) >= thresholds.min_steps
-    if trains and place is not None and place.ratio >= 0.5 and outside >= thresholds.phase_share:
+    if trains and place is not None and place.has_most and outside >= thresholds.phase_share:
         return found(
             f"much of the time is spent outside of training steps, most of it in {place}",
             outside,

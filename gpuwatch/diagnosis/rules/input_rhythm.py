@@ -97,7 +97,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
         title, much = "the first batch takes long", share >= thresholds.phase_share
         if not (window.first_step_s and much and pause >= 10 * thresholds.first_batch_min_s):
             severity = "info"  # it is not the run's, or no headline
-        if place is not None and place.ratio >= 0.5:
+        if place is not None and place.has_most:
             title += f": most of that is {'in ' * bool(place.file)}{place}"
             shorter = f"shorten it: cache its result, or compute it on first use ({place.function})"
             advice = shorter if place.file else advice

@@ -56,7 +56,7 @@ class TransferWatch:
             with torch._C.DisableTorchFunction():
                 device, is_copy = recorder.active_timeline, name in _COPIES
                 if tensor.is_cpu and is_copy and not result.is_cpu:
-                    recorder.transfer_ns = before_ns + recorder.clock() - begin  # whatever was timed inside
+                    recorder.set_copied(before_ns, begin)  # whatever was timed inside
                 elif device is not None and not tensor.is_cpu and (not is_copy or result.is_cpu):
                     recorder.read_back(begin)
         except Exception as error:  # a subclass with a device of its own making: its copy is not timed
@@ -140,11 +140,10 @@ class TransferWatch:
                     if device is not None:
                         device.copy_ends(token, clock() - begin)
                     last_ns = clock()
-                    recorder.transfer_ns += last_ns - begin
+                    is_pinned = tensor.is_pinned() if token is not None and tensor.nbytes >= _BATCH_BYTES else None
+                    recorder.add_copy(last_ns - begin, is_pinned)
                     if waits:
                         recorder.fed()
-                    if token is not None and tensor.nbytes >= _BATCH_BYTES:
-                        recorder.pinned = tensor.is_pinned()
             except Exception as error:  # a subclass with a device of its own making: its copy is not timed
                 pass_on(error)
             return result

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import size
 from gpuwatch.host import proc
-from gpuwatch.host.cgroup import folders, quota
+from gpuwatch.host.cgroup import folders, quota, tasks_limit
 from gpuwatch.tools.doctor.machine import Machine, Outcome, ok, problem, skipped, warning
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -99,9 +99,8 @@ def open_files(machine: Machine) -> Outcome:
 def tasks(machine: Machine) -> Outcome:
     """The limits of processes and threads, of the user and of the cgroup: a worker has a few threads per core."""
     limits = [(machine.limits(resource.RLIMIT_NPROC)[0], "the user's")]
-    for folder in folders("pids", machine.procfs, machine.sysfs):
-        if (text := proc.text_of(folder / "pids.max")) not in ("", "max"):
-            limits.append((int(text), "the cgroup's"))
+    if (of_group := tasks_limit(folders("pids", machine.procfs, machine.sysfs))) is not None:
+        limits.append((of_group, "the cgroup's"))
     least, whose = min(limits, key=lambda each: each[0])
     of_user = "ulimit -u 32768; systemd: LimitNPROC=32768"
     remedy = of_user if whose == "the user's" else "docker run --pids-limit 32768"

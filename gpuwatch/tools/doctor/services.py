@@ -29,8 +29,7 @@ def agent(machine: Machine) -> Outcome:
 
 def collectors(machine: Machine) -> Outcome:
     """The agent's failing collectors, with their messages."""
-    status, _ = machine.agent()
-    if status is None:
+    if (status := machine.agent()[0]) is None:
         return skipped(_NO_AGENT)
     listed = status.collectors
     failing = [f"{one.name}: {one.message or 'no reason given'}" for one in listed if one.success is False]
@@ -45,8 +44,7 @@ def collectors(machine: Machine) -> Outcome:
 
 def agent_version(machine: Machine) -> Outcome:
     """Whether the agent has the same version as this package, which the hooks in this environment use."""
-    status, _ = machine.agent()
-    if status is None:
+    if (status := machine.agent()[0]) is None:
         return skipped(_NO_AGENT)
     theirs, ours = status.version, machine.gpuwatch_version
     if theirs != ours:
@@ -62,8 +60,7 @@ def hook_socket(machine: Machine) -> Outcome:
     if declared := machine.environ.get("GPUWATCH_ENDPOINT", "").strip():
         return _declared(machine, declared)
     sockets = [_socket(directory / endpoint.SOCKET_NAME, machine) for directory in machine.socket_directories]
-    found = [each for each in sockets if each is not None]
-    if found:
+    if found := [each for each in sockets if each is not None]:
         return next((each for each in found if each.status == "ok"), found[0])
     places = ", ".join(str(directory) for directory in machine.socket_directories)
     return skipped(f"no agent's socket in {places}: a run prints its verdict and is not shown live", _START)
@@ -171,8 +168,7 @@ def prometheus(machine: Machine) -> Outcome:
     ours = [target for target in targets if target["labels"].get("job") == _JOB]
     if not ours:
         return problem(f"{machine.prometheus_url} has no target of the job '{_JOB}'", _SCRAPE)
-    down = [target for target in ours if target["health"] == "down"]
-    if down:
+    if down := [target for target in ours if target["health"] == "down"]:
         errors = "; ".join(f"{target['labels'].get('instance')}: {target['lastError']}" for target in down[:3])
         return problem(
             f"{len(down)} of {len(ours)} targets are down: {errors}",
@@ -194,8 +190,7 @@ def alert_rules(machine: Machine) -> Outcome:
             f"gpuwatch's alerts ({_RULE} …) are not loaded",
             "gpuwatch rules > gpuwatch.yml, name it under rule_files, and reload Prometheus",
         )
-    failing = [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule.get("health") == "err"]
-    if failing:
+    if failing := [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule.get("health") == "err"]:
         return problem("; ".join(failing), "gpuwatch rules > gpuwatch.yml, and reload Prometheus")
     return ok(f"{len(rules)} alerts of gpuwatch are loaded")
 

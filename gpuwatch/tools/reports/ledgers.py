@@ -16,17 +16,19 @@ from gpuwatch.alerting.render import template
 from gpuwatch.api.client import LONG_TIMEOUT_S, Prometheus, Vector
 from gpuwatch.diagnosis.rates import money, total_cost
 from gpuwatch.diagnosis.report import explained, labelled, shares_text
+from gpuwatch.diagnosis.rules import RULES
 from gpuwatch.formatting import duration, harmless, percent
 from gpuwatch.ledger.states import LOST_KINDS, shares
 from gpuwatch.tools.reports.display import energy
 
 _KINDS = {"compute": "useful", "input_wait": "starved", "stalled": "stalled"}
+_WELL = "|".join(rule.cause for rule in RULES if rule.all_is_well)
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
 
 
 def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | None:
     """Return the job as it was at its end, or is now, without what is not known; None where Prometheus does not know it. Raises: SourceError."""
-    given = {"of": f"job_id={json.dumps(name, ensure_ascii=False)}", "window": "30d"}
+    given = {"of": f"job_id={json.dumps(name, ensure_ascii=False)}", "window": "30d", "well": _WELL}
     queries = template("ledgers.yml")["job"]
 
     def ask(expr: str, by: str = "", **more: str) -> dict[str, float]:
@@ -136,7 +138,8 @@ def digest(prometheus: Prometheus, users: str, days: int, now_s: float) -> dict[
 
     def ask(expr: str, at_s: float, **given: str) -> Vector:
         quoted = {name: json.dumps(value, ensure_ascii=False)[1:-1] for name, value in given.items()}
-        return prometheus.instant(Template(expr).substitute(quoted, window=f"{days}d"), at_s, LONG_TIMEOUT_S)
+        expr = Template(expr).substitute(quoted, window=f"{days}d", well=_WELL)
+        return prometheus.instant(expr, at_s, LONG_TIMEOUT_S)
 
     def spent(metric: str) -> Mapping[tuple[str | None, str | None], Counter[str]]:
         """Return the time by kind of each user's run, of each user (None: of all runs), and of all (None, None)."""

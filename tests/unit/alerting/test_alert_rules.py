@@ -53,13 +53,13 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
         )
     )
     starved, condition = rules["GpuStarved"], rules["alert:GpuStarved:value"]
-    assert 'run_rank_state:gpuwatch_run_training_seconds:share30s{state="input_wait"} > 0.35\n' in condition["expr"]
-    assert ">= 7.5 * (run_rank_state:gpuwatch_run_training_seconds:share30s{state=" in condition["expr"]
+    assert 'run_rank_state:gpuwatch_run_training_seconds:share{state="input_wait"} > 0.35\n' in condition["expr"]
+    assert ">= 7.5 * (run_rank_state:gpuwatch_run_training_seconds:share{state=" in condition["expr"]
     assert starved["for"] == "5s"
     assert "last_over_time(alert:GpuStarved:value[500ms])" in starved["expr"]
     assert rules["ShmNearlyFull"]["keep_firing_for"] == "500ms"
     assert "last_over_time(alert:GpuHeldIdle:value[500ms])" in rules["GpuHeldIdle"]["expr"]
-    assert "run_rank_state:gpuwatch_run_training_seconds:share30s" in rules
+    assert "run_rank_state:gpuwatch_run_training_seconds:share" in rules
     assert rules["ShmNearlyFull"]["expr"].endswith("> 0.8")
     assert rules["GpuHeldIdle"]["for"] == "90m"
     assert 'up{job=~"agents"} == 0' in rules["GpuwatchAgentDown"]["expr"]
@@ -93,12 +93,12 @@ def test_every_kind_of_gpu_time_is_recorded() -> None:
     kinds = {
         rule["labels"]["kind"]: rule["expr"]
         for rule in rules
-        if rule["record"] == "owner_kind:gpuwatch_gpu_seconds:rate5m"
+        if rule["record"] == "owner_kind:gpuwatch_gpu_seconds:rate"
     }
     states = {"all": "", "useful": COMPUTE, "starved": INPUT_WAIT, "idle": HELD_IDLE, "stalled": STALLED}
     assert kinds.keys() == states.keys()
     for kind, state in states.items():
-        read = f'owner_state:gpuwatch_gpu_seconds:rate5m{{state="{state}"}}' if state else '{shared!="",state=""}'
+        read = f'owner_state:gpuwatch_gpu_seconds:rate{{state="{state}"}}' if state else '{shared!="",state=""}'
         assert read in kinds[kind], "divided among those that share a GPU"
         assert kinds[kind].endswith("* 0"), "at 0 where it has no time yet"
 
@@ -110,7 +110,7 @@ def test_every_state_of_a_gpu_is_recorded_by_owner() -> None:
     assert re.findall(r"rate\(gpuwatch_gpu_seconds_total(.*?)\[5m\]\)", " ".join(read)) == [
         f'{{state{which}"{kinds}"}}' for which in ("=~", "!~")
     ], "each state once, for GPUs of one owner and of several"
-    states = [rule for rule in rules if rule.get("record") == "owner_state:gpuwatch_gpu_seconds:rate5m"]
+    states = [rule for rule in rules if rule.get("record") == "owner_state:gpuwatch_gpu_seconds:rate"]
     assert sorted(rule["labels"]["state"] for rule in states) == sorted(GPU_STATES)
     for rule in states:
         assert re.findall(r'shared(!?=)"",state="(\w+)"', rule["expr"]) == [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +14,9 @@ from gpuwatch.api import Collector, Finding, Recent, Run, Series
 from gpuwatch.diagnosis.finding import Evidence, Verdict
 from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import SourceError
+from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import display
+from gpuwatch.tools.reports.page import TEMPLATES
 from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.panels import BY_KEY
@@ -362,3 +366,16 @@ def test_alerts_are_listed_by_severity() -> None:
     traces = [[Series({"alertname": f"A{n}", "severity": of}, ((0.0, 1.0),)) for n, of in enumerate(given)]]
     shown = str(cards.table(BY_KEY["fleet_alerts"], traces))
     assert re.findall(r"\b(A\d)\b", shown) == ["A3", "A2", "A4", "A0", "A1"]
+
+
+def test_colours_with_a_meaning_are_in_no_style_sheet() -> None:
+    """They are those of display.py: a change of one left the meter and the mark of the worst rank as they were."""
+    own = {each.lower() for name, each in vars(shown).items() if name.isupper() and isinstance(each, str)}
+    assert len(own) == 11
+    folder = Path(find_spec("gpuwatch_dashboards").submodule_search_locations[0])  # type: ignore[union-attr, index]
+    sheets = [*folder.glob("*.css"), *TEMPLATES.glob("*.css"), *TEMPLATES.glob("*.html")]
+    assert {path.name for path in sheets} >= {"style.css", "parts.css", "pages.html"}
+    assert [(path.name, each) for path in sheets for each in own if each in path.read_text().lower()] == []
+    named = set(re.findall(r"var\((--gw[\w-]+)", (folder / "style.css").read_text()))
+    given = set(re.findall(r"(--gw-[a-z]+):", (folder / "app.py").read_text() + (folder / "style.css").read_text()))
+    assert named - given == set() and {"--gw-lost", "--gw-work", "--gw-mark"} <= named

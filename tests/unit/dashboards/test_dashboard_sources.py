@@ -16,7 +16,7 @@ from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.sources import AgentSource, SharedSource
-from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource, _findings
 
 NOW = 1_790_000_100.0
 RUN: dict[str, Any] = {
@@ -341,3 +341,20 @@ def test_prometheus_refusal_gives_its_reason() -> None:
     refusal = answering({"status": "error", "errorType": "bad_data", "error": "invalid parameter"}, 400)
     with pytest.raises(SourceError, match=r"Prometheus at http://prom:9090 answered .* invalid parameter"):
         PrometheusSource("http://prom:9090", refusal).runs()
+
+
+@pytest.mark.parametrize(
+    ("cause", "severity"),
+    [
+        ("input_cpu_saturated", "warning"),
+        ("gpu_saturated", "info"),
+        ("compute_bound", "info"),
+        ("unheard_of", "warning"),
+    ],
+)
+def test_a_finding_from_prometheus_is_for_information_where_its_rule_says_that_all_is_well(
+    cause: str, severity: str
+) -> None:
+    """By its name `input_cpu_saturated` was for information, and `compute_bound` a warning."""
+    (finding,) = _findings([({"run": "r", "cause": cause}, 0.9)], [])["r"]
+    assert (finding.cause, finding.severity) == (cause, severity)

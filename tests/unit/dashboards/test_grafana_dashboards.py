@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import jsonschema
 import pytest
 
 from gpuwatch.alerting.render import alerts as alert_rules
-from gpuwatch.alerting.render import groups
+from gpuwatch.alerting.render import groups, template
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
@@ -146,6 +148,22 @@ def test_a_site_s_own_threshold_is_in_its_dashboards() -> None:
     assert steps(Config(thresholds=Thresholds(shm_used=0.65))) == [None, 0.65]
 
 
+def test_pages_and_top_warn_from_a_site_s_own_threshold_on(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text("[thresholds]\nshm_used = 0.65\n")
+    script = """
+from gpuwatch_dashboards.panels import BY_KEY
+from gpuwatch_dashboards.top import sections
+print(BY_KEY["node_shm"].thresholds()[0][0], sections.THRESHOLDS.shm_used)
+"""
+    own = {**os.environ, "GPUWATCH_CONFIG": str(tmp_path / "site.toml")}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["0.65", "0.65"]
+    (tmp_path / "site.toml").write_text("[thresholds]\nshm_usd = 0.65\n")
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=60)
+    assert "did you mean shm_used?" in done.stderr
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_in_an_expression_is_a_metric_a_recorded_series_or_a_variable(name: str) -> None:
     config = Config(prices=Prices(1.0))
@@ -163,6 +181,23 @@ def test_every_name_in_an_expression_is_a_metric_a_recorded_series_or_a_variable
     assert len(read) > 10
 
 
+def test_what_pages_reports_and_digests_read_is_recorded_under_the_same_name_whatever_a_site_s_windows_are() -> None:
+    """They do not know the site's windows: with the window in a name, the page "Fleet", `digest` and `report --job` found nothing."""
+    windows = {each.name: getattr(AlertThresholds(), each.name) for each in fields(AlertThresholds)}
+    longer = {name: 2 * value for name, value in windows.items() if name.endswith(("_window_s", "_baseline_s"))}
+    (usual, own) = (
+        {rule["record"] for group in groups(alerts, Prices(1.0)) for rule in group["rules"] if "record" in rule}
+        for alerts in (AlertThresholds(), AlertThresholds(**longer))
+    )
+    assert "run:gpuwatch_step_seconds:median12h" in own - usual
+    asked = [curve.promql for panel in PANELS for curve in panel.curves]
+    asked += [str(ledgers).replace("$metric", each) for ledgers in [template("ledgers.yml")] for each in METRICS]
+    read = {name for text in asked for name in re.findall(r"\b[a-z_]+:gpuwatch_\w+:\w+", text)}
+    assert len(read) > 15 and read - (usual & own) == set()
+
+
+METRICS = ("hours", "cost", "energy_joules")
+"""What `ledgers.yml` fills in for `$metric`."""
 OF_THE_WHOLE_RUN = {"Step time, long term", "Goodput of the job", "Alerts"}
 """Over all ranks and nodes, recorded or fired so: none has a label of its node."""
 
@@ -246,12 +281,10 @@ def test_values_with_a_look_are_shown_by_its_name(name: str) -> None:
     assert shown >= 2
 
 
-def test_dashboards_fit_a_site_s_windows_scrape_job_and_currency() -> None:
-    config = Config(alerts=AlertThresholds(ledger_window_s=600, job="agents"), prices=Prices(2.0, "EUR"))
+def test_dashboards_fit_a_site_s_scrape_job_and_currency() -> None:
+    config = Config(alerts=AlertThresholds(job="agents"), prices=Prices(2.0, "EUR"))
     fitted = {name: grafana.text(dashboard) for name, dashboard in grafana.load(config).items()}
     text = fitted["gpuwatch-fleet.json"]
-    assert not re.search("(rate|increase|share)5m", text) and "owner_kind:gpuwatch_gpu_cost:increase10m" in text
-    assert "owner_kind:gpuwatch_gpu_seconds:rate10m" in text
     assert "USD" not in text and '"currency:EUR"' in text and '"computing, EUR/h"' in text
     assert 'up{job=~\\"agents\\"' in text
     assert (

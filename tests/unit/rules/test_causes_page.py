@@ -105,6 +105,14 @@ def test_the_roots_of_the_page_are_those_of_the_diagnosis() -> None:
     assert in_code == named
 
 
+@pytest.mark.parametrize("alert", sorted({rule.runbook for rule in RULES}))
+def test_a_runbook_names_every_cause_that_can_be_the_root_of_its_findings(alert: str) -> None:
+    """GpuStarved's had no word of `stalled`, of which a wait for data is a consequence."""
+    text = (ROOT / f"docs/runbooks/{alert}.md").read_text()
+    causes = [rule.cause for rule in RULES if rule.runbook == alert]
+    assert {root for cause in causes for root in roots_of(cause) if f"`{root}`" not in text} == set()
+
+
 def test_every_rule_has_a_test_in_this_folder() -> None:
     texts = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
     assert [cause for cause in CAUSES if not re.search(rf"\b{cause}\b", texts)] == []

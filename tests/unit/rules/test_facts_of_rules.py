@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.alerting.render import alerts
+from gpuwatch.alerting.render import alerts, groups
 from gpuwatch.diagnosis import rules
 from gpuwatch.diagnosis.finding import Finding, Rule, rule
 from gpuwatch.diagnosis.rules import BY_CAUSE, CAUSES, RULES, diagnose, roots_of
@@ -56,6 +57,20 @@ def test_every_rule_of_the_folder_is_in_the_list() -> None:
     defined = [each for module in modules for each in vars(module).values() if isinstance(each, Rule)]
     assert len(modules) >= 5
     assert sorted(each.cause for each in defined) == sorted(CAUSES)
+
+
+def test_what_a_rule_says_of_itself_is_no_literal_elsewhere() -> None:
+    special = [rule.cause for rule in RULES if rule.all_is_well or rule.costs_later]
+    assert special == ["memory_creep", "gpu_saturated", "compute_bound"]
+    root = Path(__file__).parents[3]
+    files = (
+        "gpuwatch/alerting/alerts.yml",
+        "gpuwatch/alerting/ledgers.yml",
+        "agent/gpuwatch_agent/notify/conditions.py",
+    )
+    assert [(file, cause) for file in files for cause in special if cause in (root / file).read_text()] == []
+    expr = next(r["expr"] for g in groups() for r in g["rules"] if r.get("record") == "alert:RunInefficient:value")
+    assert 'cause!~"memory_creep"' in expr and 'gpuwatch_finding_active{cause=~"memory_creep"}' in expr
 
 
 def test_no_cause_is_a_consequence_of_itself_through_others() -> None:

@@ -16,7 +16,7 @@ from gpuwatch_agent.gpus.energy import MOST_WATTS, EnergyAccount, MeteredLedger
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import read_record
 from tests.unit.agent.hooks import MS, FakeHook, S, wall_s
-from tests.unit.agent.test_gpu_ledger import UUID, Node
+from tests.unit.gpus.test_gpu_ledger import UUID, Node
 
 TABLE = ProcessTable(Path("/nowhere"), Path("/nowhere"), Path("/nowhere"))
 """No process is visible."""

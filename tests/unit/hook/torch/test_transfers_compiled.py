@@ -13,7 +13,7 @@ from gpuwatch.hook.torch.compile import _registered
 from gpuwatch.hook.torch.tensor_patch import COMPILED_AROUND
 from gpuwatch.hook.watch import Watch, open_watches
 from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
-from tests.unit.hook.test_transfers import counted_changes
+from tests.unit.hook.torch.test_transfers import counted_changes
 
 torch = pytest.importorskip("torch")
 dynamo = pytest.importorskip("torch._dynamo")

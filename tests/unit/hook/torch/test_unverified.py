@@ -10,7 +10,7 @@ import pytest
 from benchmarks.fakes import FakeDevice
 from gpuwatch import wire
 from tests.unit.hook.fakes import connect, reported, turn
-from tests.unit.hook.test_hook_device import Rig
+from tests.unit.hook.torch.test_hook_device import Rig
 
 torch = pytest.importorskip("torch")
 

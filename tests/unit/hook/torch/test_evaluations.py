@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.hook.test_optimizer_steps import Training, compiled, training
+from tests.unit.hook.torch.test_optimizer_steps import Training, compiled, training
 
 torch = pytest.importorskip("torch")
 
