@@ -115,13 +115,6 @@ class _Followed:
         head = cut(arrange(self.head), after_ns, until_ns) if self.head is not None else []
         return head + self.run.trace.segments(after_ns, min(until_ns, self.end_ns), exact)
 
-    def parts_after(self, at_ns: int) -> dict[str, int]:
-        """Return what is not yet in a ledger whose watermark is `at_ns`."""
-        parts = self.run.trace.parts_after(at_ns)
-        for state, ns in (parts_of(cut(arrange(self.head), at_ns)) if self.head is not None else {}).items():
-            parts[state] = parts.get(state, 0) + ns
-        return parts
-
 
 class RunsOnGpu:
     """The runs on a GPU. True while there is one, or one that left and whose time is not booked yet."""
@@ -164,9 +157,8 @@ class RunsOnGpu:
                 name = st.UNKNOWN if state is None else renamed.get(state, state)
                 booked[name] = booked.get(name, 0) + self._ledger.book(name, moment_ns)
         watermark_ns = self._ledger.watermark_ns
-        gone = [k for k, one in self._followed.items() if one.left_ns is not None and one.left_ns <= watermark_ns]
-        for key in gone:
-            del self._followed[key]
+        still = {k: one for k, one in self._followed.items() if one.left_ns is None or one.left_ns > watermark_ns}
+        self._followed = still
         return {state: ns for state, ns in booked.items() if ns}
 
     def records(self) -> list[OwnerRecord]:
@@ -175,7 +167,7 @@ class RunsOnGpu:
         for (name, rank), followed in self._followed.items():
             ledger = followed.run.ledger
             if followed.left_ns is None and ledger is not None:
-                open_ns = followed.parts_after(self._ledger.watermark_ns)
+                open_ns = parts_of(followed.segments(self._ledger.watermark_ns, ledger.watermark_ns, exact=True))
                 applied = {state: ns - open_ns.get(state, 0) for state, ns in ledger.totals_ns.items() if ns}
                 records.append(OwnerRecord(name, rank, applied))
         return records
@@ -184,7 +176,7 @@ class RunsOnGpu:
         """Return a restored run's time that the former agent's GPU ledger did not have yet."""
         if run.ledger is None:
             return None
-        traced, before = run.trace.parts_after(0), owner.applied_ns
+        traced, before = parts_of(run.trace.segments(0)), owner.applied_ns
         begin_ns = self._ledger.watermark_ns
         end_ns = run.trace.begin_ns() or run.ledger.watermark_ns
         totals = run.ledger.totals_ns.items()
