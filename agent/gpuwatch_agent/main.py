@@ -108,7 +108,9 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         gc.freeze()  # what was imported is not searched for garbage again and again
         gc.set_threshold(20_000, 20)  # nor is a second's samples, of which nothing is in cycles
         notify_systemd("READY=1")
-        _end_on_signals(server)
+        # uvicorn raises both again afterwards, when the agent's shutdown must still run
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.handle_exit)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[server_socket])
 
@@ -134,16 +136,6 @@ def _bound_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     BoundedProtocol.most = max(4, min(BoundedProtocol.most, soft // 4))
-
-
-def _end_on_signals(server: uvicorn.Server) -> None:
-    """Let SIGINT and SIGTERM stop the server only: uvicorn raises them again afterwards, and the agent's shutdown must still run."""
-
-    def end(number: int, frame: object) -> None:
-        server.should_exit = True
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
 
 
 def bind_http(address: str) -> socket.socket:
