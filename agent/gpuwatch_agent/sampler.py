@@ -23,7 +23,7 @@ from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus, without_hook
-from gpuwatch_agent.history import FindingRow, History, RetentionClock, StepBatch, Tick
+from gpuwatch_agent.history import History, RetentionClock, StepBatch, Tick
 from gpuwatch_agent.history.writer import HistoryWriter
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch
@@ -274,7 +274,7 @@ class Sampler(Background):
             gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
             steps=steps,
             findings=[
-                FindingRow(*key, e.since_s, e.seen_s, msgspec.json.encode(finding_view(e)).decode())
+                (*key, int(e.since_s * 1000), int(e.seen_s * 1000), msgspec.json.encode(finding_view(e)).decode())
                 for (key, has_stacks), e in active.items()
                 if again or (key, has_stacks) not in self._kept_findings
             ],
