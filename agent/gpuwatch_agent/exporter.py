@@ -265,6 +265,10 @@ def _group(name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
     return (_LEDGERS.get(name, name), *(labels[:2] if name in _OWNED else ()))
 
 
+FORMATS: Sequence[Any] = (exposition, openmetrics)
+"""The modules that write a page: as Prometheus text, and (True) as OpenMetrics. Typed in one of the two only."""
+
+
 class Page:
     """One moment's /metrics, rendered at the first request and then served as bytes."""
 
@@ -277,8 +281,7 @@ class Page:
         """Return the page as Prometheus text or OpenMetrics, gzipped or plain."""
         key = (open_metrics, compressed)
         if key not in self._bodies:
-            module: Any = openmetrics if open_metrics else exposition  # typed in one of the two only
-            plain = self.body(open_metrics, False) if compressed else module.generate_latest(self)
+            plain = self.body(open_metrics, False) if compressed else FORMATS[open_metrics].generate_latest(self)
             self._bodies[key] = gzip.compress(plain, 1) if compressed else plain
         return self._bodies[key]
 
@@ -297,11 +300,6 @@ class Page:
                 for sample in by_metric[name]:
                     family.add_sample(name, labels_of(sample), sample.value)
                 yield family
-
-
-def content_type(open_metrics: bool) -> str:
-    """Return the Content-Type of a page."""
-    return openmetrics.CONTENT_TYPE_LATEST if open_metrics else exposition.CONTENT_TYPE_LATEST
 
 
 @dataclass(frozen=True)
