@@ -13,7 +13,7 @@ from gpuwatch.errors import ConfigError, GpuwatchError
 
 
 def go_on_as_agent(config: Config) -> None:
-    """Replace this program by the agent; where exec fails, run the agent in it.
+    """Replace this program by the agent; where exec fails, run the agent in it. Raises: ConfigError.
 
     The options are passed in anonymous memory that no other process sees: they may hold a password.
     """
@@ -31,14 +31,9 @@ def go_on_as_agent(config: Config) -> None:
         os.execv(sys.executable, [sys.executable, "-m", "gpuwatch_agent", "--options-from", str(memory)])
     except OSError as error:  # forbidden here
         logging.getLogger(__name__).debug("the agent continues in the same interpreter: %s", error)
-    serve(config)
-
-
-def serve(config: Config) -> None:
-    """Run the agent until a signal ends it. Raises: ConfigError."""
     from gpuwatch_agent.main import run_agent
 
-    run_agent(config, lambda url: print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True))
+    run_agent(config)
 
 
 def main() -> None:
@@ -50,7 +45,9 @@ def main() -> None:
         config, level = pickle.load(file)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        serve(config)
+        from gpuwatch_agent.main import run_agent
+
+        run_agent(config)
     except GpuwatchError as error:
         print(f"gpuwatch: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -24,6 +24,7 @@ from gpuwatch_agent.gpus.readings import gpu_owner
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
+from gpuwatch_agent.runs.views import ActiveFinding
 from gpuwatch_agent.runs.window import THROTTLED
 
 _COUNTERS: Mapping[str, tuple[str, str | None]] = table("gpuwatch_agent", "exporter.yml")
@@ -133,24 +134,20 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
 
 def finding_samples(tracker: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
     """Yield 0 or 1 for each cause that a run has had (over all of its ranks), evidence and advice of active ones, and stragglers' delays."""
-    ratios: dict[tuple[str, str], float | None] = {}
-    briefs: dict[tuple[str, str], str] = {}
+    by_cause: dict[tuple[str, str], list[ActiveFinding]] = {}
     for run in runs:
-        entries = tracker.active(run.run, run.rank)
-        active = {entry.finding.cause: entry.finding.ratio for entry in entries}
-        for entry in entries:
-            if entry.brief:
-                briefs.setdefault((run.run, entry.finding.cause), entry.brief)
-        for cause in tracker.causes_seen.get((run.run, run.rank), ()):
-            known, ratio = ratios.get((run.run, cause)), active.get(cause)
-            ratios[run.run, cause] = max((r for r in (known, ratio) if r is not None), default=None)
-        if straggler.cause in active:
-            yield Sample("gpuwatch_straggler_excess_ratio", active[straggler.cause], (run.run, str(run.rank)))
-    for (name, cause), ratio in ratios.items():
-        yield Sample("gpuwatch_finding_active", float(ratio is not None), (name, cause))
-        if ratio is not None:
-            yield Sample("gpuwatch_finding_evidence_ratio", ratio, (name, cause))
-    yield from (Sample("gpuwatch_finding_info", 1, (*key, brief)) for key, brief in briefs.items())
+        for cause in tracker.causes_seen.get(run.key, ()):
+            by_cause.setdefault((run.run, cause), [])
+        for entry in tracker.active(run.run, run.rank):
+            by_cause.setdefault((run.run, entry.finding.cause), []).append(entry)
+            if entry.finding.cause == straggler.cause:
+                yield Sample("gpuwatch_straggler_excess_ratio", entry.finding.ratio, (run.run, str(run.rank)))
+    for key, entries in by_cause.items():
+        yield Sample("gpuwatch_finding_active", float(bool(entries)), key)
+        if entries:
+            yield Sample("gpuwatch_finding_evidence_ratio", max(entry.finding.ratio for entry in entries), key)
+        if brief := next((entry.brief for entry in entries if entry.brief), ""):
+            yield Sample("gpuwatch_finding_info", 1, (*key, brief))
 
 
 _WHEN = {name: metric.when for name, metric in BY_NAME.items()}
@@ -268,6 +265,10 @@ def _group(name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
     return (_LEDGERS.get(name, name), *(labels[:2] if name in _OWNED else ()))
 
 
+FORMATS: Sequence[Any] = (exposition, openmetrics)
+"""The modules that write a page: as Prometheus text, and (True) as OpenMetrics. Typed in one of the two only."""
+
+
 class Page:
     """One moment's /metrics, rendered at the first request and then served as bytes."""
 
@@ -280,8 +281,7 @@ class Page:
         """Return the page as Prometheus text or OpenMetrics, gzipped or plain."""
         key = (open_metrics, compressed)
         if key not in self._bodies:
-            module: Any = openmetrics if open_metrics else exposition  # typed in one of the two only
-            plain = self.body(open_metrics, False) if compressed else module.generate_latest(self)
+            plain = self.body(open_metrics, False) if compressed else FORMATS[open_metrics].generate_latest(self)
             self._bodies[key] = gzip.compress(plain, 1) if compressed else plain
         return self._bodies[key]
 
@@ -300,11 +300,6 @@ class Page:
                 for sample in by_metric[name]:
                     family.add_sample(name, labels_of(sample), sample.value)
                 yield family
-
-
-def content_type(open_metrics: bool) -> str:
-    """Return the Content-Type of a page."""
-    return openmetrics.CONTENT_TYPE_LATEST if open_metrics else exposition.CONTENT_TYPE_LATEST
 
 
 @dataclass(frozen=True)

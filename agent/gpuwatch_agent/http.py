@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpuwatch import __version__, api
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch_agent.exporter import Page, Snapshot, content_type
+from gpuwatch_agent.exporter import FORMATS, Page, Snapshot
 from gpuwatch_agent.history import History, queries
 from gpuwatch_agent.history.reader import HistoryReader
 
@@ -68,7 +68,7 @@ def make_app(
             return PlainTextResponse(_NO_SAMPLE, 503)
         open_metrics = "application/openmetrics-text" in request.headers.get("accept", "")
         compressed = "gzip" in request.headers.get("accept-encoding", "")
-        headers = {"Content-Type": content_type(open_metrics), "Vary": "Accept, Accept-Encoding"}
+        headers = {"Content-Type": FORMATS[open_metrics].CONTENT_TYPE_LATEST, "Vary": "Accept, Accept-Encoding"}
         if compressed:
             headers["Content-Encoding"] = "gzip"
         now.page.taken += request.method == "GET"

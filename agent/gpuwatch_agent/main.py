@@ -8,8 +8,8 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -32,8 +32,8 @@ from gpuwatch_agent.sampler import Sampler
 logger = logging.getLogger(__name__)
 
 
-def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is called with the agent's URL once it answers.
+def run_agent(config: Config) -> None:
+    """Serve until SIGINT or SIGTERM.
 
     Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written; MissingExtra.
     """
@@ -104,11 +104,13 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         host, port = server_socket.getsockname()[:2]
         url = f"http{'s' if access.context else ''}://{host}:{port}"
         logger.info("agent: %s/metrics, hooks at %s", url, ", ".join(endpoints))
-        ready(url)
+        print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True)
         gc.freeze()  # what was imported is not searched for garbage again and again
         gc.set_threshold(20_000, 20)  # nor is a second's samples, of which nothing is in cycles
         notify_systemd("READY=1")
-        _end_on_signals(server)
+        # uvicorn raises both again afterwards, when the agent's shutdown must still run
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.handle_exit)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[server_socket])
 
@@ -134,16 +136,6 @@ def _bound_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     BoundedProtocol.most = max(4, min(BoundedProtocol.most, soft // 4))
-
-
-def _end_on_signals(server: uvicorn.Server) -> None:
-    """Let SIGINT and SIGTERM stop the server only: uvicorn raises them again afterwards, and the agent's shutdown must still run."""
-
-    def end(number: int, frame: object) -> None:
-        server.should_exit = True
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
 
 
 def bind_http(address: str) -> socket.socket:

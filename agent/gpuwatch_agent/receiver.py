@@ -177,11 +177,8 @@ class Receiver(Background):
             message = wire.decode(frame)
             if len(self._arrived) >= _KEPT:
                 raise ProtocolError(f"more than {_KEPT} messages are pending: the agent cannot keep up", "overload")
-        except ProtocolError as error:
-            self.reject(error.reason, error)
-            return
         except Exception as error:  # a frame that breaks the decoder (a million nested lists) must not stop the thread
-            self.reject("malformed", error)
+            self.reject(error.reason if isinstance(error, ProtocolError) else "malformed", error)
             return
         self.received += 1
         self._bytes_kept += len(frame) * (_HELLO_WEIGHT if isinstance(message, wire.Hello) else 1)

@@ -23,7 +23,7 @@ from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus, without_hook
-from gpuwatch_agent.history import FindingRow, History, RetentionClock, StepBatch, Tick
+from gpuwatch_agent.history import History, RetentionClock, StepBatch, Tick
 from gpuwatch_agent.history.writer import HistoryWriter
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch
@@ -198,17 +198,17 @@ class Sampler(Background):
         """Apply a message; return the step records in it that are new."""
         message, origin = arrival.message, arrival.message.origin
         try:
-            has_new = self._runs.apply(message, arrival.monotonic_ns, arrival.time_s, arrival.peer)
+            run = self._runs.apply(message, arrival.monotonic_ns, arrival.time_s, arrival.peer)
         except ProtocolError as error:
             self._receiver.reject(error.reason, error)
             return None
         except Exception as error:  # all other messages count
             self._runs.count_failure("apply", error, f"a message of run {message.run!r} is not applied")
             return None
-        if not has_new or not isinstance(message, wire.Steps):
+        if run is None or not isinstance(message, wire.Steps):
             return None
-        name, offset_ns = self._runs.name_of(message), origin.time_ns - origin.monotonic_ns
-        return StepBatch(name, message.rank, message.first_step, arrival.time_s, offset_ns, message.columns)
+        offset_ns = origin.time_ns - origin.monotonic_ns
+        return StepBatch(run.run, message.rank, message.first_step, arrival.time_s, offset_ns, message.columns)
 
     def _runs_by_pid(self, runs: Sequence[Run]) -> dict[int, Run]:
         found = {}
@@ -274,7 +274,7 @@ class Sampler(Background):
             gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
             steps=steps,
             findings=[
-                FindingRow(*key, e.since_s, e.seen_s, msgspec.json.encode(finding_view(e)).decode())
+                (*key, int(e.since_s * 1000), int(e.seen_s * 1000), msgspec.json.encode(finding_view(e)).decode())
                 for (key, has_stacks), e in active.items()
                 if again or (key, has_stacks) not in self._kept_findings
             ],

@@ -115,13 +115,6 @@ class _Followed:
         head = cut(arrange(self.head), after_ns, until_ns) if self.head is not None else []
         return head + self.run.trace.segments(after_ns, min(until_ns, self.end_ns), exact)
 
-    def parts_after(self, at_ns: int) -> dict[str, int]:
-        """Return what is not yet in a ledger whose watermark is `at_ns`."""
-        parts = self.run.trace.parts_after(at_ns)
-        for state, ns in (parts_of(cut(arrange(self.head), at_ns)) if self.head is not None else {}).items():
-            parts[state] = parts.get(state, 0) + ns
-        return parts
-
 
 class RunsOnGpu:
     """The runs on a GPU. True while there is one, or one that left and whose time is not booked yet."""
@@ -164,9 +157,8 @@ class RunsOnGpu:
                 name = st.UNKNOWN if state is None else renamed.get(state, state)
                 booked[name] = booked.get(name, 0) + self._ledger.book(name, moment_ns)
         watermark_ns = self._ledger.watermark_ns
-        gone = [k for k, one in self._followed.items() if one.left_ns is not None and one.left_ns <= watermark_ns]
-        for key in gone:
-            del self._followed[key]
+        still = {k: one for k, one in self._followed.items() if one.left_ns is None or one.left_ns > watermark_ns}
+        self._followed = still
         return {state: ns for state, ns in booked.items() if ns}
 
     def records(self) -> list[OwnerRecord]:
@@ -175,7 +167,7 @@ class RunsOnGpu:
         for (name, rank), followed in self._followed.items():
             ledger = followed.run.ledger
             if followed.left_ns is None and ledger is not None:
-                open_ns = followed.parts_after(self._ledger.watermark_ns)
+                open_ns = parts_of(followed.segments(self._ledger.watermark_ns, ledger.watermark_ns, exact=True))
                 applied = {state: ns - open_ns.get(state, 0) for state, ns in ledger.totals_ns.items() if ns}
                 records.append(OwnerRecord(name, rank, applied))
         return records
@@ -184,7 +176,7 @@ class RunsOnGpu:
         """Return a restored run's time that the former agent's GPU ledger did not have yet."""
         if run.ledger is None:
             return None
-        traced, before = run.trace.parts_after(0), owner.applied_ns
+        traced, before = parts_of(run.trace.segments(0)), owner.applied_ns
         begin_ns = self._ledger.watermark_ns
         end_ns = run.trace.begin_ns() or run.ledger.watermark_ns
         totals = run.ledger.totals_ns.items()
@@ -230,16 +222,16 @@ class GpuAccount:
         self.shared_s: dict[Account, float] = {}
         """Seconds in which several owners' processes held the GPU, divided among these; those that held it last are last."""
 
-    def advance(self, reading: GpuReading | None, runs: Sequence[Run], now_ns: int) -> None:
+    def advance(self, reading: GpuReading, runs: Sequence[Run], now_ns: int) -> None:
         """Book the time up to now (or up to the owning runs' watermark). `runs` are those with a process on this GPU."""
         passed_s = 0.0 if self._sampled_ns is None else (now_ns - self._sampled_ns) / 1e9
-        shared = reading.shares if reading is not None and passed_s <= LATE_NS / 1e9 else {}
+        shared = reading.shares if passed_s <= LATE_NS / 1e9 else {}
         for owner, share in shared.items():
             self.shared_s[owner] = self.shared_s.pop(owner, 0.0) + share * passed_s
         for owner in list(self.shared_s)[:-_MOST_ACCOUNTS]:
             del self.shared_s[owner]
         held_before, before = self.running, dict(self.ledger.energy.joules)
-        self.ledger.energy.read(None if reading is None else reading.energy_joules, now_ns)
+        self.ledger.energy.read(reading.energy_joules, now_ns)
         self._book_time(reading, runs, now_ns)
         used = {state: joules - before.get(state, 0.0) for state, joules in self.ledger.energy.joules.items()}
         holders = self.running or held_before  # those that have just left: their last seconds
@@ -249,18 +241,15 @@ class GpuAccount:
             each.lent_s += passed_s * (1 - share) if self.running else 0.0
             each.add_energy(used, share)
 
-    def _book_time(self, reading: GpuReading | None, runs: Sequence[Run], now_ns: int) -> None:
+    def _book_time(self, reading: GpuReading, runs: Sequence[Run], now_ns: int) -> None:
         running = [run for run in runs if run.status == RUNNING and run.ledger is not None]
         self.run, self.running = running[0] if len(running) == 1 else None, running
-        if reading is not None:
-            self.gpu, self.pids, self.allocated = reading.gpu, reading.pids or (), reading.allocated or ()
-        else:
-            self.pids = self.allocated = ()
+        self.gpu, self.pids, self.allocated = reading.gpu, reading.pids or (), reading.allocated or ()
         self.owner = SHARED if len(running) > 1 else (self.run.run if self.run is not None else "")
         missed = self._sampled_ns is not None and now_ns - self._sampled_ns > LATE_NS
         self._sampled_ns = now_ns
         if self._await_until_ns is not None:
-            if (reading is None or reading.pids is None) and now_ns < self._await_until_ns:
+            if reading.pids is None and now_ns < self._await_until_ns:
                 return
             self._await_until_ns = None
             if not self.following.resume_awaited(running):
@@ -272,7 +261,7 @@ class GpuAccount:
             self.state = max(booked, key=lambda state: booked[state])
         if not self.following:
             self._book_without_hook(reading, now_ns, missed)
-        if self.state != st.HELD_IDLE or reading is None:
+        if self.state != st.HELD_IDLE or reading.utilization_ratio is None:
             self.idle_since_ns = None
         elif self.idle_since_ns is None:
             self.idle_since_ns = now_ns
@@ -294,9 +283,9 @@ class GpuAccount:
         still_open = [each for each in self._free if each[1] > self.ledger.watermark_ns]
         self._free = [] if until_ns is None else still_open or self._free[-1:]
 
-    def _renamed(self, reading: GpuReading | None, running: Sequence[Run], now_ns: int) -> dict[str, str]:
+    def _renamed(self, reading: GpuReading, running: Sequence[Run], now_ns: int) -> dict[str, str]:
         """Return states that the driver's reading changes: `compute` after ten seconds without a kernel, `other` after the last loop's end."""
-        utilization, renamed = reading.utilization_ratio if reading is not None else None, {}
+        utilization, renamed = reading.utilization_ratio, dict[str, str]()
         since_ns = self._contradicted_since_ns
         contradicted = utilization == 0 and self.following and self.state in (st.COMPUTE, st.UNKNOWN)
         self._contradicted_since_ns = since_ns = (now_ns if since_ns is None else since_ns) if contradicted else None
@@ -307,12 +296,12 @@ class GpuAccount:
             renamed[st.OTHER] = st.HELD_IDLE
         return renamed
 
-    def _book_without_hook(self, reading: GpuReading | None, now_ns: int, missed: bool) -> None:
+    def _book_without_hook(self, reading: GpuReading, now_ns: int, missed: bool) -> None:
         before, self.state = self.state, self._state_without_hook(reading)
         if missed:
             self._book_free()
             self.ledger.book(st.UNKNOWN, now_ns)
-        unlisted = reading is not None and reading.pids == ()
+        unlisted = reading.pids == ()
         if not unlisted or (before == st.BUSY_UNATTRIBUTED and self.state != before):
             self._book_free()
             self.ledger.book(before if unlisted else self.state, now_ns)
@@ -321,18 +310,15 @@ class GpuAccount:
                 if self._free and self._free[-1][0] == self.state:
                     self._free.pop()
                 self._free.append((self.state, now_ns))
-            age_ns = reading.list_age_ns + 1_000_000_000 if reading is not None else 0
-            sure_ns = now_ns - max(PROCESS_LIST_AGE_NS, age_ns)
+            sure_ns = now_ns - max(PROCESS_LIST_AGE_NS, reading.list_age_ns + 1_000_000_000)
             self._book_free(sure_ns)
             self.ledger.book(self.state, sure_ns)
 
-    def _state_without_hook(self, reading: GpuReading | None) -> str:
-        if reading is None:
-            return st.UNKNOWN
+    def _state_without_hook(self, reading: GpuReading) -> str:
         busy = reading.utilization_ratio is not None and reading.utilization_ratio > self._idle_utilization
         if busy:  # by a process that the list is too old to name, or that the agent may not see, too
             return st.BUSY_UNATTRIBUTED
-        if reading.pids is not None and not reading.pids:
+        if reading.pids == ():
             given = reading.allocated
             return st.UNALLOCATED if given is None else st.ALLOCATED_UNUSED if given else st.FREE
         return st.HELD_IDLE if reading.pids and reading.utilization_ratio is not None else st.UNKNOWN
@@ -390,11 +376,11 @@ class GpuLedgers:
             if is_instance and uuid not in by_uuid and parent in listed:
                 del self.accounts[uuid]
         for uuid, account in self.accounts.items():
-            found = by_uuid.get(uuid)
-            pids = found.pids if found is not None and found.pids else ()
-            runs = {id(runs_by_pid[pid]): runs_by_pid[pid] for pid in pids if pid in runs_by_pid}
+            # Of one that the driver does not list nothing is known.
+            reading = by_uuid.get(uuid) or GpuReading(account.gpu, uuid, None, None)
+            runs = {id(runs_by_pid[pid]): runs_by_pid[pid] for pid in reading.pids or () if pid in runs_by_pid}
             try:
-                account.advance(found, list(runs.values()), now_ns)
+                account.advance(reading, list(runs.values()), now_ns)
             except Exception as error:
                 self.failed += [(run, error) for run in runs.values()]
 

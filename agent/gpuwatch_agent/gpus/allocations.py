@@ -22,7 +22,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpuwatch.errors import NoData
 from gpuwatch_agent.collectors.drivers import GpuDevice
 from gpuwatch_agent.deadline import DeadlineThread
 from gpuwatch_agent.processes.owners import Owner, printable
@@ -62,15 +61,15 @@ class Allocation:
 NOT_KNOWN = Allocation(("?",), Owner())  # some GPU is given to somebody
 
 
-def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list[Allocation]:
+def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list[Allocation] | None:
     """Return what a folder's files say; `NOT_KNOWN` for one that is not as it must be, or of another user than root and the agent's.
 
-    Raises: NoData where there is no folder; OSError.
+    None where there is no folder. Raises: OSError.
     """
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
-        raise NoData(f"{folder} does not exist here") from None
+        return None
     found = []
     if len(paths) > _MOST_FILES:
         warn(f"{folder} has {len(paths)} files, of which {_MOST_FILES} are read: no GPU counts as free")
@@ -93,14 +92,12 @@ def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list
     return found
 
 
-def read_kubelet(path: Path, timeout_s: float = _DEADLINE_S - 1) -> list[Allocation]:
-    """Return which GPUs the kubelet has given to containers.
+def read_kubelet(path: Path, timeout_s: float = _DEADLINE_S - 1) -> list[Allocation] | None:
+    """Return which GPUs the kubelet has given to containers; None where its socket is absent.
 
-    Raises: NoData where the socket is absent; OSError for one that does not answer, or not as gRPC does; ValueError for an odd answer.
+    Raises: OSError for one that does not answer, or not as gRPC does; ValueError for an odd answer.
     """
-    if not path.exists():
-        raise NoData(f"{path} does not exist here")
-    return list(parse_list(_call(path, timeout_s)))
+    return list(parse_list(_call(path, timeout_s))) if path.exists() else None
 
 
 def _expand(name: str) -> list[str]:
@@ -152,10 +149,7 @@ class AllocationWatch:
     def __init__(self, folder: Path, kubelet: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._warn = cache(partial(log.warning, "%s"))  # each message once
-        self._sources: tuple[Callable[[], list[Allocation]], ...] = (
-            lambda: read_folder(folder, self._warn),
-            lambda: read_kubelet(kubelet),
-        )
+        self._folder, self._kubelet = folder, kubelet
         self._thread = DeadlineThread("a source of allocations", 2 * _DEADLINE_S)
         self._due_s = float("-inf")
         self._taken: tuple[float, list[Allocation]] | None = None
@@ -168,8 +162,6 @@ class AllocationWatch:
                 answer = self._thread.offer(self._ask, wait_s)
                 if answer is not None:
                     self._due_s, self._taken = now_s + INTERVAL_S, (now_s, answer)
-            except NoData:
-                self._due_s, self._taken = now_s + INTERVAL_S, None
             except Exception as error:  # whatever is wrong with it, the GPUs' ledgers go on
                 self._due_s = now_s + INTERVAL_S
                 self._warn(f"the allocation of GPUs to jobs is unknown: {error}")
@@ -183,16 +175,10 @@ class AllocationWatch:
         return found
 
     def _ask(self) -> list[Allocation]:
-        """Return what the sources that exist say. Raises: NoData where none does; what one that fails raises."""
-        found, absent = [], []
-        for source in self._sources:
-            try:
-                found += source()
-            except NoData as reason:
-                absent.append(str(reason))
-        if len(absent) == len(self._sources):
-            raise NoData("; ".join(absent))
-        return found
+        """Return what the sources that exist say; `NOT_KNOWN` where none does. Raises: what one that fails raises."""
+        of_folder, of_kubelet = read_folder(self._folder, self._warn), read_kubelet(self._kubelet)
+        is_known = of_folder is not None or of_kubelet is not None
+        return [*(of_folder or ()), *(of_kubelet or ())] if is_known else [NOT_KNOWN]
 
 
 def completed(owner: Owner, allocations: Sequence[Owner]) -> Owner:

@@ -49,16 +49,8 @@ class StepBatch(NamedTuple):
     columns: Mapping[str, bytes]
 
 
-class FindingRow(NamedTuple):
-    run: str
-    rank: int
-    cause: str
-    gpu: str
-    since_s: float
-    seen_s: float
-    record: str  # the finding as JSON
-
-
+FindingRow = tuple[str, int, str, str, int, int, str]
+"""A finding's run, rank, cause and GPU, when it was first and last seen in ms, and the finding as JSON."""
 _JUMP_S, _BELIEVED_AFTER_S = 60.0, 3600.0
 
 
@@ -293,10 +285,7 @@ class History:
                 for b in tick.steps
             ],
         )
-        run_many(
-            "INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [(*f[:4], int(f.since_s * 1000), int(f.seen_s * 1000), f.record) for f in tick.findings],
-        )
+        run_many("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?, ?, ?, ?)", tick.findings)
         return now_ms
 
     def _find_layout(self, series: tuple[tuple[str, tuple[str, ...]], ...]) -> int:

@@ -47,9 +47,9 @@ def ledger(reader: HistoryReader, query: Query) -> api.LedgerOf:
     start_s, end_s = _span(query, 3600)
     if query:
         raise BadRequest(_unknown(query))
-    gpus = ledgers_between(reader, "gpuwatch_gpu_seconds_total", start_s, end_s)
-    joules = ledgers_between(reader, "gpuwatch_gpu_state_energy_joules_total", start_s, end_s)
-    runs = ledgers_between(reader, "gpuwatch_run_seconds_total", start_s, end_s)
+    gpus = reader.growth("gpuwatch_gpu_seconds_total", start_s, end_s, _MAX_POINTS)
+    joules = reader.growth("gpuwatch_gpu_state_energy_joules_total", start_s, end_s, _MAX_POINTS)
+    runs = reader.growth("gpuwatch_run_seconds_total", start_s, end_s, _MAX_POINTS)
     return api.LedgerOf(
         start_s,
         end_s,
@@ -135,14 +135,3 @@ def number(query: Query, name: str, default: float) -> float:
 
 def _unknown(query: Query) -> str:
     return f"{next(iter(query))!r} is not a parameter here; see docs/reference/api.md"
-
-
-def ledgers_between(
-    reader: HistoryReader, metric: str, start_s: float, end_s: float
-) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the seconds by state of each GPU or run. Time in which it was absent is in no state."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for (name, number, state), grown in reader.growth(metric, start_s, end_s, _MAX_POINTS).items():
-        if grown > 0:
-            found.setdefault((name, number), {})[state] = grown
-    return found

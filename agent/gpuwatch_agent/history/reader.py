@@ -121,18 +121,20 @@ class HistoryReader:
             for group, series in found.items()
         ]
 
-    def growth(self, metric: str, start_s: float, end_s: float, points: int) -> dict[tuple[str, ...], float]:
-        """Return how much each series of a counter grew between two moments, by labels. A fall is a restart from 0; so is a first value."""
+    def growth(self, metric: str, start_s: float, end_s: float, points: int) -> dict[tuple[str, str], dict[str, float]]:
+        """Return by how much each state of a GPU's or run's counter grew between two moments. A fall is a restart from 0; so is a first value."""
         start_ms, end_ms = int(start_s * 1000), int(end_s * 1000)
         span = (start_ms, end_ms, max(1, (end_ms - start_ms) // (points - 1)), False)
         last: dict[tuple[str, ...], float] = {}
-        grown: dict[tuple[str, ...], float] = {}
+        grown: dict[tuple[str, str], dict[str, float]] = {}
         for number, (_, values) in enumerate(self._rows_of(metric, {}, BY_NAME[metric].labels, span)):
-            for group, value in values.items():
-                before = last.get(group, 0.0 if number else value)
-                grown[group] = grown.get(group, 0.0) + (value - before if value >= before else value)
+            for (name, part, state), value in values.items():
+                before = last.get((name, part, state), 0.0 if number else value)
+                of = grown.setdefault((name, part), {})
+                of[state] = of.get(state, 0.0) + (value - before if value >= before else value)
             last.update(values)
-        return grown
+        known = {key: {state: value for state, value in of.items() if value > 0} for key, of in grown.items()}
+        return {key: states for key, states in known.items() if states}
 
     def _rows_of(
         self, metric: str, labels: Mapping[str, str], shown: tuple[str, ...], span: tuple[int, int, int, bool]

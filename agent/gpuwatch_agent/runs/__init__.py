@@ -356,8 +356,8 @@ class RunRegistry:
         """By sender: the key of its run, where that is not the one that it gives."""
         self._last_tick_ns: int | None = None
 
-    def apply(self, message: wire.Message, now_ns: int, now_s: float, peer: Peer | None = None) -> bool:
-        """Apply one message; return whether it had new step records. Raises: ProtocolError for one that is refused."""
+    def apply(self, message: wire.Message, now_ns: int, now_s: float, peer: Peer | None = None) -> Run | None:
+        """Apply one message; return its run if it had new step records, else None. Raises: ProtocolError for one that is refused."""
         peer = peer or Peer()
         if peer.is_remote and isinstance(message, wire.Hello):  # nothing proves its processes: they own no GPU
             loader = None if message.loader is None else replace(message.loader, worker_pids=())
@@ -378,11 +378,7 @@ class RunRegistry:
             if run.uid is None:
                 run.uid = peer.uid
             run.address = peer.address if peer.is_remote else ""
-        return new_steps
-
-    def name_of(self, message: wire.Message) -> str:
-        """Return the name of a message's run: another one than it gives where that is kept apart."""
-        return self._apart.get(message.origin.sender, (message.run, 0))[0]
+        return run if new_steps else None
 
     @contextmanager
     def guard(self, run: Run, step: str, now_s: float) -> Iterator[None]:

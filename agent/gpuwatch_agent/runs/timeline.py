@@ -176,10 +176,6 @@ class Trace:
         """Return when it begins; None while it is empty."""
         return self._stretches[0].begin_ns if self._stretches else None
 
-    def parts_after(self, at_ns: int) -> dict[str, int]:
-        """Return the time by state that lies after a moment."""
-        return parts_of(self.segments(at_ns))
-
     def segments(self, after_ns: int, until_ns: int = _NEVER_NS, exact: bool = True) -> list[Segment]:
         """Return the states between two moments, in order; unless `exact`, those of one message may be in another order."""
         found: list[Segment] = []
@@ -191,7 +187,7 @@ class Trace:
         return cut(found, after_ns, until_ns)
 
 
-def cut(segments: list[Segment], after_ns: int, until_ns: int = _NEVER_NS) -> list[Segment]:
+def cut(segments: list[Segment], after_ns: int, until_ns: int) -> list[Segment]:
     """Return the part of these segments that lies between two moments."""
     clipped = [(max(begin_ns, after_ns), min(end_ns, until_ns), state) for begin_ns, end_ns, state in segments]
     return [segment for segment in clipped if segment[1] > segment[0]]

@@ -112,6 +112,10 @@ def test_ranks_of_a_run_share_one_series() -> None:
     for second in (0, 4):
         book.update("run-a", 1, [FINDING], second * S, 0.0)
     assert values(book, *runs)["active", "run-a", FINDING.cause] == 1.0
+    for second in (0, 4):
+        book.update("run-a", 0, [replace(FINDING, ratio=0.4)], second * S, 0.0)
+    for of_run in (runs, runs[::-1]):
+        assert values(book, *of_run)["evidence_ratio", "run-a", FINDING.cause] == 0.62, "that of the worst one"
 
 
 def test_nothing_is_kept_of_runs_that_are_gone() -> None:

@@ -45,7 +45,7 @@ def test_where_it_is_forbidden_the_agent_runs_as_it_is(monkeypatch: pytest.Monke
         raise PermissionError("seccomp")
 
     monkeypatch.setattr(os, "memfd_create", forbidden)
-    monkeypatch.setattr(fresh, "serve", lambda *given: served.extend(given))
+    monkeypatch.setattr("gpuwatch_agent.main.run_agent", lambda *given: served.extend(given))
     fresh.go_on_as_agent(OPTIONS)
     assert served == [OPTIONS]
 

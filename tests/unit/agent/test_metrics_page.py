@@ -22,7 +22,7 @@ from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.drivers import GpuDevice, Timing
 from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.evaluator import FindingTracker
-from gpuwatch_agent.exporter import Page, content_type, finding_samples, gpu_samples, run_samples
+from gpuwatch_agent.exporter import FORMATS, Page, finding_samples, gpu_samples, run_samples
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
@@ -119,7 +119,7 @@ def _info_labels() -> dict[str, str]:
 def test_compressed_page_is_the_page(samples: list[Sample], open_metrics: bool) -> None:
     page = Page(samples)
     assert gzip.decompress(page.body(open_metrics, True)) == page.body(open_metrics, False)
-    assert ("openmetrics" in content_type(open_metrics)) is open_metrics
+    assert ("openmetrics" in FORMATS[open_metrics].CONTENT_TYPE_LATEST) is open_metrics
 
 
 def test_all_states_are_there_from_the_first_scrape_and_sum_up(samples: list[Sample]) -> None:

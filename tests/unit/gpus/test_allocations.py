@@ -40,13 +40,13 @@ def owners(*allocations: Allocation) -> dict[str, tuple[Owner, ...]]:
 def test_job_has_gpus_by_the_numbers_of_their_device_files(tmp_path: Path) -> None:
     write(tmp_path, "4711.json", {"gpus": [3], "job": "4711", "user": "alice", "account": "vision"})
     write(tmp_path, ".5.json", "half writ")
-    assert owners(*read_folder(tmp_path)) == {"GPU-a": (ALICE,), "GPU-b": ()}
+    assert owners(*(read_folder(tmp_path) or ())) == {"GPU-a": (ALICE,), "GPU-b": ()}
 
 
 def test_gpus_as_slurm_lists_them(tmp_path: Path) -> None:
     write(tmp_path, "4711.json", {"gpus": ["0,2-4"], "job": "4711"})
     write(tmp_path, "4712.json", {"gpus": ["5, 7-8", "GPU-a, GPU-b"], "job": "4712"})
-    assert [allocation.gpus for allocation in read_folder(tmp_path)] == [
+    assert [allocation.gpus for allocation in read_folder(tmp_path) or ()] == [
         ("0", "2", "3", "4"),
         ("5", "7", "8", "GPU-a", "GPU-b"),
     ]
@@ -56,7 +56,7 @@ def test_more_files_than_are_read_make_no_gpu_free(tmp_path: Path) -> None:
     for number in range(513):
         write(tmp_path, f"{number}.json", {"gpus": ["GPU-a"], "job": "4711"})
     warnings: list[str] = []
-    found = read_folder(tmp_path, warnings.append)
+    found = read_folder(tmp_path, warnings.append) or []
     assert found[0] is NOT_KNOWN and "GPU-b" not in owners(*found) and "513 files" in warnings[0]
 
 
@@ -91,7 +91,7 @@ def test_file_that_cannot_be_used_makes_no_gpu_free_and_leaves_the_others(tmp_pa
     write(tmp_path, "1.json", content)
     write(tmp_path, "4711.json", {"gpus": ["GPU-a"], "job": "4711", "user": "alice", "account": "vision"})
     warnings: list[str] = []
-    found = read_folder(tmp_path, warnings.append)
+    found = read_folder(tmp_path, warnings.append) or []
     assert found[0] is NOT_KNOWN and owners(*found) == {"GPU-a": (ALICE,)}
     assert len(warnings) == 1 and f"{tmp_path}/1.json cannot be used" in warnings[0]
 
@@ -102,7 +102,7 @@ def test_pipe_in_the_folder_blocks_nothing(tmp_path: Path, has_writer: bool) -> 
     write(tmp_path, "4711.json", {"gpus": ["GPU-a"], "job": "4711", "user": "alice", "account": "vision"})
     writer = os.open(tmp_path / "1.json", os.O_RDWR) if has_writer else None
     found: list[Allocation] = []
-    reader = threading.Thread(target=lambda: found.extend(read_folder(tmp_path)), daemon=True)
+    reader = threading.Thread(target=lambda: found.extend(read_folder(tmp_path) or ()), daemon=True)
     reader.start()
     reader.join(20)
     assert found and found[0] is NOT_KNOWN and owners(*found) == {"GPU-a": (ALICE,)}

@@ -104,8 +104,8 @@ def test_old_stretches_are_joined_and_their_sums_stay() -> None:
     trace = Trace()
     for number in range(5000):
         trace.add(Stretch(10 * number, 10 * number + 10, {"compute": 4, "eval": 6}))
-    assert trace.parts_after(0) == {"compute": 20_000, "eval": 30_000}
-    assert trace.parts_after(49_990) == {"compute": 4, "eval": 6}
+    assert parts_of(trace.segments(0)) == {"compute": 20_000, "eval": 30_000}
+    assert parts_of(trace.segments(49_990)) == {"compute": 4, "eval": 6}
     assert trace.begin_ns() == 0
     assert len(trace._stretches) == 128
 

@@ -254,7 +254,7 @@ def test_ten_thousand_names_are_refused() -> None:
 def test_refused_run_has_no_step_records_to_keep() -> None:
     book = RunRegistry(BOOT)
     book.MAX_RUNS = 1
-    assert book.apply(FakeHook().step().message(), 200 * S, 0.0) is True
+    assert book.apply(FakeHook().step().message(), 200 * S, 0.0) is book.runs["run-a", 0]
     with pytest.raises(ProtocolError):
         book.apply(FakeHook(run="run-b").step().message(), 200 * S, 0.0)
     assert list(book.runs) == [("run-a", 0)]
@@ -318,17 +318,19 @@ def test_a_live_run_is_up_before_its_first_message_to_a_restarted_agent(alive: b
 def test_two_live_processes_with_one_run_and_rank_are_kept_apart(caplog: pytest.LogCaptureFixture) -> None:
     book = RunRegistry(BOOT, alive=lambda hello: True)
     one, two = FakeHook(sender="one", pid=1), FakeHook(sender="two", pid=2)
+    names = {}
     for _ in range(10):
         for hook, state in ((one, "compute"), (two, "input_wait")):
             hook.step(0, 500 * MS) if state == "compute" else hook.step(500 * MS, 0)
-            for message in (hook.hello(), hook.message()):
-                book.apply(message, hook.at_ns, 0.0)
+            assert book.apply(hook.hello(), hook.at_ns, 0.0) is None
+            run = book.apply(hook.message(), hook.at_ns, 0.0)
+            names[hook.sender] = run and run.run
     assert {key: run.ledger.totals_ns["compute"] for key, run in book.runs.items() if run.ledger is not None} == {
         ("run-a", 0): 5 * S,
         ("run-a#2", 0): 0,
     }
     assert [run.counts.steps for run in book.runs.values()] == [10, 10]
-    assert book.name_of(two.message()) == "run-a#2" and book.name_of(one.message()) == "run-a"
+    assert names == {"one": "run-a", "two": "run-a#2"}
     assert book.kept_apart == 1
     assert len([record for record in caplog.records if "two live processes" in record.message]) == 1
 
