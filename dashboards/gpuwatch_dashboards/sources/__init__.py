@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import msgspec
@@ -83,47 +83,36 @@ def _requests(query: Query, scope: Scope, divides: bool = False) -> list[Request
     return [kept] if over is None or of_itself else [kept, *_requests(over, Scope(), True)]
 
 
-@dataclass
-class _Entry:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    until_s: float = float("-inf")
-    value: Any = None
-    error: Exception | None = None
-
-
 class Once:
     """Values by key, each held for a while. Thread-safe: a second caller waits for the value that is being made."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[Hashable, _Entry] = {}
+        self._held: dict[Hashable, tuple[float, Future[Any]]] = {}  # until when, by time.monotonic()
 
     def get(self, key: Hashable, make: Callable[[], T], hold_s: float = HOLD_S, factor: float = 0.0) -> T:
         """Return what `make` returned for this key, now or up to `hold_s` ago. Raises what it raised, for a second.
 
         It is held for at least `factor` times as long as it took to make.
         """
+        begin_s = time.monotonic()
         with self._lock:
-            if key not in self._entries:
-                now_s = time.monotonic()  # links with fixed times would pile up
-                for old in [k for k, e in self._entries.items() if e.until_s < now_s and not e.lock.locked()]:
-                    del self._entries[old]
-                self._entries[key] = _Entry()
-            entry = self._entries[key]
-        with entry.lock:
-            begin_s = time.monotonic()
-            if begin_s >= entry.until_s:
-                try:
-                    entry.value, entry.error = make(), None
-                    held_s = max(hold_s, factor * (time.monotonic() - begin_s))
-                except Exception as error:
-                    entry.value, entry.error, held_s = None, error, HOLD_S
-                entry.until_s = time.monotonic() + held_s
-            if entry.error is not None:
-                # without the frames of an earlier caller: they would pile up on it
-                raise entry.error.with_traceback(None)
-            made: T = entry.value
-            return made
+            self._held = {name: held for name, held in self._held.items() if held[0] > begin_s}
+            is_new = key not in self._held
+            _, made = self._held.setdefault(key, (float("inf"), Future()))
+        if is_new:
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+                hold_s, factor = HOLD_S, 0.0
+            end_s = time.monotonic()
+            with self._lock:
+                self._held[key] = (end_s + max(hold_s, factor * (end_s - begin_s)), made)
+        if (error := made.exception()) is not None:
+            raise error.with_traceback(None)  # without the frames of an earlier caller: they would pile up on it
+        value: T = made.result()
+        return value
 
 
 class SharedSource:

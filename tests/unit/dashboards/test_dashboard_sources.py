@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
@@ -15,7 +18,7 @@ from gpuwatch.api.client import Reply
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
-from gpuwatch_dashboards.sources import AgentSource, SharedSource
+from gpuwatch_dashboards.sources import AgentSource, Once, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 NOW = 1_790_000_100.0
@@ -162,6 +165,56 @@ def test_a_report_of_a_run_that_was_forgotten_meanwhile_is_a_source_s_error() ->
 def test_unusable_url() -> None:
     with pytest.raises(SourceError, match="does not answer"):
         AgentSource("nonsense").runs()
+
+
+def test_a_value_is_made_once_and_held_and_a_failure_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    once, clock = Once(), [0.0]
+    monkeypatch.setattr("gpuwatch_dashboards.sources.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    made: list[float] = []
+
+    def make(took_s: float = 0.0) -> float:
+        clock[0] += took_s
+        made.append(clock[0])
+        return clock[0]
+
+    for at_s, expected in ((0.0, 0.0), (4.9, 0.0), (5.0, 5.0), (5.1, 5.0)):
+        clock[0] = at_s
+        assert once.get("a", make, 5.0) == expected
+    assert once.get("b", lambda: make(2.0), 5.0, 10.0) == pytest.approx(7.1)
+    clock[0] = 27.0
+    assert once.get("b", make) == pytest.approx(7.1), "ten times as long as it took"
+    assert len(made) == 3
+
+    def fail() -> float:
+        raise SourceError("it", "there", str(clock[0]))
+
+    for at_s, said in ((30.0, "30.0"), (30.9, "30.0"), (31.0, "31.0")):
+        clock[0] = at_s
+        with pytest.raises(SourceError) as caught:
+            once.get("c", fail, 60.0, 10.0)
+        assert caught.value.remedy == said and len(traceback.extract_tb(caught.value.__traceback__)) == 2
+    clock[0] = 32.0
+    assert once.get("c", make) == 32.0
+
+
+def test_a_second_caller_waits_for_the_value_that_is_being_made() -> None:
+    once, begun, go, found = Once(), threading.Event(), threading.Event(), list[str]()
+
+    def slow() -> str:
+        begun.set()
+        assert go.wait(30)
+        return "slow"
+
+    first = threading.Thread(target=lambda: found.append(once.get("a", slow)), daemon=True)
+    second = threading.Thread(target=lambda: found.append(once.get("a", lambda: "another")), daemon=True)
+    first.start()
+    assert begun.wait(30)
+    second.start()
+    assert once.get("b", lambda: "b") == "b"  # other values do not wait
+    go.set()
+    for thread in (first, second):
+        thread.join(30)
+    assert found == ["slow", "slow"]
 
 
 WHO = {"run": "r1", "rank": "0"}
