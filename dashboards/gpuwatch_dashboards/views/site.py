@@ -165,12 +165,7 @@ def draw_card(card: Card) -> None:
         st.html(card.head)
         if card.option is None:
             return
-        draw: dict[str, Any] = {"height": card.height_px, **({"alt": card.spoken} if "alt" in _CHART else {})}
-        option = {"animation": False, **card.option}
-        if card.stretch is None or "on_select" not in _CHART:
-            st.echarts_chart(option, key=f"chart-{card.key}", **draw)
-            return
-        start_s, end_s = card.stretch
+        start_s, end_s = card.stretch or (0.0, 0.0)
         # a new chart after each zoom: nothing is selected in it yet
         key = f"chart-{card.key}-{st.session_state.get(_ZOOMS, 0)}"
 
@@ -182,7 +177,9 @@ def draw_card(card: Card) -> None:
                 remember(window=None)
                 go_to(middle_s - half_s, middle_s + half_s)
 
-        st.echarts_chart(option, key=key, on_select=clicked, **draw)
+        more: dict[str, Any] = {"alt": card.spoken, **({"on_select": clicked} if card.stretch else {})}
+        more = {name: value for name, value in more.items() if name in _CHART}
+        st.echarts_chart({"animation": False, **card.option}, key=key, height=card.height_px, **more)
 
 
 def answered(site: Site, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
