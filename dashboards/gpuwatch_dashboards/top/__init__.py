@@ -114,7 +114,8 @@ class Reader:
         With `panels` the series of all panels, too.
         """
         runs = in_order(self._source.runs())
-        run = select(runs, next((run for run in runs if key_of(run) == wanted), None), self._series.run)
+        name, _, rank = (wanted or "").rpartition("/")
+        run = select(runs, self._series.run, name, rank)
         node = self._source.node(run)
         groups = [*(["run"] if run is not None else []), *(["gpu"] if node.gpus else []), "node", "agent"]
         needed = queries(*groups, every=panels)

@@ -18,7 +18,7 @@ from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render.cards import PAGES, Answers, Card, card, figures, read_panels
 from gpuwatch_dashboards.render.charts import picked
-from gpuwatch_dashboards.selection import find, key_of, select
+from gpuwatch_dashboards.selection import key_of, select
 from gpuwatch_dashboards.sources import Once, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
@@ -89,9 +89,7 @@ def draw_cards(key: str, cards: Iterable[Card]) -> None:
 
 def chosen_run(runs: Sequence[Run]) -> Run | None:
     """Return the run that the link names, else the one on the page while it runs, else the newest running."""
-    name, rank, shown = st.query_params.get("run"), st.query_params.get("rank"), st.session_state.get(_SHOWN)
-    stays = next((run for run in runs if run.run == name and rank is None and key_of(run) == shown), None)
-    run = select(runs, stays or find(runs, name, rank), shown)
+    run = select(runs, st.session_state.get(_SHOWN), st.query_params.get("run"), st.query_params.get("rank"))
     if run is not None:
         st.session_state[_SHOWN] = key_of(run)
     return run
