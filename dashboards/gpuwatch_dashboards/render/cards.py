@@ -15,10 +15,9 @@ from gpuwatch.formatting import duration
 from gpuwatch.tools.reports.display import SEVERITIES, Unit, display
 from gpuwatch.tools.reports.page import macros
 from gpuwatch_dashboards.panels import Panel, title_of
-from gpuwatch_dashboards.query import Scope, Span
+from gpuwatch_dashboards.query import Answers, Span
 from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
 from gpuwatch_dashboards.selection import worst_of
-from gpuwatch_dashboards.sources import SharedSource
 
 PAGES = macros("pages.html")  # the macros of templates/pages.html: functions that return HTML with every value escaped
 HEIGHT_PX = 150
@@ -27,7 +26,6 @@ MOST_ROWS, MOST_RUNS = 50, 16
 LONG_S = 120.0  # from this on a duration is in minutes, hours or days
 LINKS = {"instance": ("./", "node"), "run": ("run", "run")}
 """By the label of a table's column: the page that a cell leads to, and its parameter."""
-Answers = Sequence[Sequence[Series]]  # the lines of each of a panel's curves
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,6 @@ class Card:
     spoken: str = ""  # the chart in words
     stretch: tuple[float, float] | None = None
     """From when to when the chart goes, in Unix seconds, when a click on it zooms in."""
-
-
-def read_panels(source: SharedSource, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
-    """Return each panel that has a live reading with the lines of its curves. One request for all. Raises SourceError."""
-    live = [panel for panel in panels if panel.is_live]
-    answers = iter(source.evaluate([curve.query for panel in live for curve in panel.curves], scope, span))
-    return [(panel, [next(answers) for _ in panel.curves]) for panel in live]
 
 
 def card(

@@ -11,7 +11,7 @@ from gpuwatch_dashboards import selection
 from gpuwatch_dashboards.panels import BY_KEY, GPU_STATES, GROUPS, Panel, live_panels
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import cards
-from gpuwatch_dashboards.render.cards import PAGES, Card, card, read_panels
+from gpuwatch_dashboards.render.cards import PAGES, Card, card
 from gpuwatch_dashboards.sources import SharedSource
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
@@ -96,7 +96,9 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
     found = (*cards.findings_of(shown.runs, run), *node.findings)
     with st.container(key="grid-top"):
         if run is not None:
-            parts.draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), shown.hold_s))
+            parts.draw_card(
+                site.source.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), shown.hold_s)
+            )
         head = PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make.")
         parts.box("findings", head + cards.findings(found, now_s, run is None or run.status == "running"))
     if run is None:
@@ -110,7 +112,7 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
 
 def _ledger(source: SharedSource, shown: _Shown) -> Card:
     """Return where a run's time goes: the one chart that is drawn before all others. Raises SourceError."""
-    [(panel, values)] = read_panels(source, [TOP], shown.scope, shown.span)
+    [(panel, values)] = source.answers([TOP], shown.scope, shown.span)
     return card(panel, values, shown.span, TOP_HEIGHT_PX, zoom=True)
 
 
@@ -125,7 +127,7 @@ def _rest(site: Site, shown: _Shown) -> None:
     if gpus:
         span = replace(shown.span, points=TABLE_POINTS)
         key = ("states", shown.key)
-        [states] = site.once.get(key, lambda: site.source.evaluate([GPU_STATES], of_node, span), shown.hold_s)
+        [states] = site.source.once.get(key, lambda: site.source.evaluate([GPU_STATES], of_node, span), shown.hold_s)
         head = PAGES.panel_head(f"GPUs of {shown.node.host}", "What does each do now, and where did its time go?")
         parts.box("gpus", head + cards.gpu_table(gpus, states, shown.runs))
         if len(gpus) > 1:
