@@ -1,11 +1,13 @@
-"""Which run a page shows, and which stretch of time."""
+"""Which run a page shows, and which stretch of time; what a finding is about."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from gpuwatch.api import Run
+from gpuwatch.api import Finding, Run
+from gpuwatch.formatting import duration
 from gpuwatch.ledger.states import HOST_WAIT, INPUT_WAIT, STALLED, TRANSFER, UNKNOWN, shares
+from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.query import Span
 
 WINDOWS_S: dict[str, float | None] = {"5 min": 300.0, "15 min": 900.0, "1 h": 3600.0, "All": None}
@@ -56,6 +58,13 @@ def _lost_share(run: Run) -> float:
     """Return the share of the last minute that the rank itself lost. Its wait for other ranks is their loss."""
     states = run.recent.states if run.recent else {}
     return sum(shares(states).get(state, 0.0) for state in (INPUT_WAIT, TRANSFER, HOST_WAIT, STALLED, UNKNOWN))
+
+
+def facts_of(finding: Finding, now_s: float) -> list[str]:
+    """Return the share of an active finding, the GPU (its UUID) or rank that it is about, and for how long it has been there."""
+    facts = [display(finding.ratio, "ratio"), *([finding.gpu] if finding.gpu else [])]
+    facts += [f"rank {finding.rank}"] if finding.rank is not None else []
+    return facts + ([f"for {duration(round(now_s - finding.since_s))}"] if finding.since_s is not None else [])
 
 
 def select(runs: Sequence[Run], shown: str | None, name: str | None = None, rank: str | None = None) -> Run | None:

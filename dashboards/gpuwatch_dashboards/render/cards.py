@@ -17,7 +17,7 @@ from gpuwatch.tools.reports.page import macros
 from gpuwatch_dashboards.panels import Panel, title_of
 from gpuwatch_dashboards.query import Answers, Span
 from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
-from gpuwatch_dashboards.selection import worst_of
+from gpuwatch_dashboards.selection import facts_of, worst_of
 
 PAGES = macros("pages.html")  # the macros of templates/pages.html: functions that return HTML with every value escaped
 HEIGHT_PX = 150
@@ -138,14 +138,7 @@ def verdict(run: Run) -> Markup:
 
 def findings(found: Sequence[Finding], now_s: float, live: bool) -> Markup:
     """Return the active findings as cards: one for each root, its consequences inside."""
-
-    def facts(each: Finding) -> list[str]:
-        facts = [SEVERITIES[each.severity].name, display(each.ratio, "ratio")]
-        facts += [f"rank {each.rank}"] if each.rank is not None else []
-        facts += [each.gpu] if each.gpu else []  # a UUID, which begins with "GPU-"
-        return facts + ([f"for {duration(round(now_s - each.since_s))}"] if each.since_s is not None else [])
-
-    return PAGES.findings(found, facts, live)
+    return PAGES.findings(found, lambda each: [SEVERITIES[each.severity].name, *facts_of(each, now_s)], live)
 
 
 def past_findings(found: Sequence[Finding], clock: Callable[[float], str]) -> Markup:

@@ -11,7 +11,7 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, harmless, percent, size
 from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import display
-from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.selection import facts_of, key_of
 from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top import drawing as d
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, LABEL, Curve
@@ -146,15 +146,9 @@ def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool)
     sign = d.words(f" {SEVERITY_SIGNS[finding.severity]} ", d.plate(look))
     indent = _INDENT + 2 * depth
     head = Text(" ").append_text(sign) if depth == 0 else d.words(f"{'':>{indent - 3}}└", DIM)
-    about = [] if finding.ratio is None else [display(finding.ratio, "ratio")]
-    if finding.gpu:
-        about.append(finding.gpu if finding.gpu.startswith("GPU") else f"GPU {finding.gpu}")
-    elif finding.rank is not None:
-        about.append(f"rank {finding.rank}")
-    about += [f"for {duration(round(now_s - finding.since_s))}"] if finding.since_s is not None else []
     left = 5 if depth == 0 else indent
     lines = d.wrapped(finding.title, width - 1, BOLD if depth == 0 else "", left, head)
-    tail = d.words(f"  {', '.join(about)}", DIM)
+    tail = d.words(f"  {', '.join(facts_of(finding, now_s))}", DIM)
     if full and lines[-1].cell_len + tail.cell_len > width:
         lines.append(Text(" " * (left - 2)))
     if lines[-1].cell_len + tail.cell_len <= width:
