@@ -1,7 +1,7 @@
 """The page "Live": one run's verdict, where its time goes, what to do about it, and the node's GPUs. Redraws itself."""
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import streamlit as st
@@ -48,10 +48,6 @@ class _Shown:
         return replace(self.span, points=min(self.span.points, SMALL_POINTS))
 
     @property
-    def key(self) -> Hashable:
-        return self.scope, self.gpu, self.node.host, self.node.gpus is None, self.span
-
-    @property
     def hold_s(self) -> float:
         return min(MOST_HOLD_S, max(LEAST_HOLD_S, (self.span.end_s - self.span.start_s) / self.span.points))
 
@@ -96,9 +92,8 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
     found = (*cards.findings_of(shown.runs, run), *node.findings)
     with st.container(key="grid-top"):
         if run is not None:
-            parts.draw_card(
-                site.source.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), shown.hold_s)
-            )
+            key = ("ledger", shown.scope, shown.span)
+            parts.draw_card(site.source.once.get(key, lambda: _ledger(site.source, shown), shown.hold_s))
         head = PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make.")
         parts.box("findings", head + cards.findings(found, now_s, run is None or run.status == "running"))
     if run is None:
@@ -126,7 +121,7 @@ def _rest(site: Site, shown: _Shown) -> None:
     gpus, of_node = shown.node.gpus, replace(shown.scope, run=None, rank=None)
     if gpus:
         span = replace(shown.span, points=TABLE_POINTS)
-        key = ("states", shown.key)
+        key = ("states", of_node, span)
         [states] = site.source.once.get(key, lambda: site.source.evaluate([GPU_STATES], of_node, span), shown.hold_s)
         head = PAGES.panel_head(f"GPUs of {shown.node.host}", "What does each do now, and where did its time go?")
         parts.box("gpus", head + cards.gpu_table(gpus, states, shown.runs))
