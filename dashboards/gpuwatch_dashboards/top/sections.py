@@ -112,7 +112,7 @@ def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
         Curve("step time", series.first("step").points, "s", shown.PHASES["compute"].colour, None),
         Curve("input wait", wait, "ratio", shown.PHASES["data_wait"].colour),
         Curve("CPU", series.first("cpu busy, of all cores").points, "ratio"),
-        Curve("/dev/shm", series.shm_ratio(), "ratio"),
+        Curve("/dev/shm", series.shm().points, "ratio"),
     ]
     return d.curve_lines(curves, series.start_s, series.end_s, width, rows)
 
@@ -269,7 +269,7 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     pressure = [(name, series.first(f"pressure {curve}").last) for name, curve in curves]
     known = [d.figure(f" {name} ", f"{ratio:.0%}") for name, ratio in pressure if ratio is not None]
     pieces += [Text().join([d.words("pressure", DIM), *known])] if known else []
-    used, whole = (mount.last for mount in series.shm_bytes())
+    used, whole = (series.shm(f"shm {part} ({{mount}})").last for part in ("used", "size"))
     if used is not None and whole:
         pieces.append(_share("shm ", used, whole, THRESHOLDS.shm_used))
     available, total = series.first("memory available").last, series.first("memory total").last
