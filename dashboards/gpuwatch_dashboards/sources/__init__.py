@@ -110,8 +110,8 @@ class Once:
             end_s = time.monotonic()
             with self._lock:
                 self._held[key] = (end_s + max(hold_s, factor * (end_s - begin_s)), made)
-        if (error := made.exception()) is not None:
-            raise error.with_traceback(None)  # without the frames of an earlier caller: they would pile up on it
+        if (failure := made.exception()) is not None:
+            raise failure.with_traceback(None)  # without the frames of an earlier caller: they would pile up on it
         value: T = made.result()
         return value
 
