@@ -146,13 +146,13 @@ class SharedSource:
         return self.once.get(key, lambda: self._source.evaluate(queries, scope, span))
 
     def answers(self, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
-        """Return the panels with the lines of their curves; those without a live reading where there is Prometheus."""
+        """Return the panels that the source can answer, with the lines of their curves."""
+        if (prometheus := self.prometheus) is not None:
+            key = ("answers", tuple(panel.key for panel in panels), scope, span)
+            return self.once.get(key, lambda: [(panel, prometheus.answers(panel, scope, span)) for panel in panels])
         live = [panel for panel in panels if panel.is_live]
         lines = iter(self.evaluate([curve.query for panel in live for curve in panel.curves], scope, span))
-        found: dict[str, Answers] = {panel.key: [next(lines) for _ in panel.curves] for panel in live}
-        if self.prometheus is not None:
-            found |= {each.key: self.prometheus.answers(each, scope, span) for each in panels if not each.is_live}
-        return [(panel, found[panel.key]) for panel in panels if panel.key in found]
+        return [(panel, [next(lines) for _ in panel.curves]) for panel in live]
 
     def currency(self) -> str:
         """Return the currency of Prometheus's costs; empty: none are recorded."""

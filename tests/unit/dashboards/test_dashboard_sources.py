@@ -391,6 +391,23 @@ def test_prometheus_lines_have_gaps_where_nothing_was_scraped() -> None:
     assert [value for _, value in trace.points] == [0.5, 0.5, None, 0.7]
 
 
+def test_prometheus_is_asked_by_a_panel_s_own_promql_and_a_figure_is_one_value() -> None:
+    asked: dict[str, str] = {}
+
+    def handler(path: str, timeout_s: float) -> Reply:
+        url = urlsplit(path)
+        asked[parse_qs(url.query)["query"][0]] = url.path.rpartition("/")[2]
+        return Reply(200, json.dumps({"data": {"result": []}}).encode())
+
+    panels = [BY_KEY[key] for key in ("gpu_throttled", "node_shm", "cpu")]
+    found = SharedSource(PrometheusSource("http://prom:9090", handler)).answers(panels, Scope(), Span(NOW - 900, NOW))
+    assert [(panel.key, len(lines)) for panel, lines in found] == [("gpu_throttled", 1), ("node_shm", 1), ("cpu", 2)]
+    throttled, shm, *cpu = asked.items()
+    assert throttled[0].startswith("avg_over_time(gpuwatch_gpu_throttled{") and throttled[1] == "query_range"
+    assert shm[0].startswith("max(gpuwatch_shm_used_bytes{") and shm[1] == "query"
+    assert len(cpu) == 2 and all("gpuwatch_cpu_seconds_total" in expr for expr, _ in cpu)
+
+
 def test_prometheus_refusal_gives_its_reason() -> None:
     refusal = answering({"status": "error", "errorType": "bad_data", "error": "invalid parameter"}, 400)
     with pytest.raises(SourceError, match=r"Prometheus at http://prom:9090 answered .* invalid parameter"):
