@@ -44,12 +44,11 @@ def card(
     traces: Answers,
     span: Span,
     height_px: int = HEIGHT_PX,
-    empty: str | None = None,
     marks: Sequence[Mark] = (),
     zoom: bool = False,
     currency: str = "",
 ) -> Card:
-    """Return a chart or table with the lines of each of its curves; `empty` is shown in place of the panel's own text."""
+    """Return a chart or table with the lines of each of its curves."""
     if panel.kind == "table":
         head = PAGES.panel_head(panel.title, panel.question)
         return Card(f"panel-{panel.key}", head + table(panel, traces, currency))
@@ -58,7 +57,7 @@ def card(
     lines = drawn_lines(panel, traces)
     head = PAGES.panel_head(panel.title, panel.question, legend_values(panel, lines))
     if not any(len(line.points) > 1 for line in lines):
-        return text_card(panel.key, head, ONE_SAMPLE if any(line.points for line in lines) else empty or panel.empty)
+        return text_card(panel.key, head, ONE_SAMPLE if any(line.points for line in lines) else panel.empty)
     option, stretch = line_option(panel, lines, span, marks, zoom), (span.start_s, span.end_s) if zoom else None
     return Card(f"panel-{panel.key}", head, option, height_px, spoken(panel, lines), stretch)
 

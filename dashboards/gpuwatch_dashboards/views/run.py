@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import streamlit as st
 
@@ -43,9 +44,9 @@ def page(site: Site) -> None:
     scope = Scope(run.run, str(run.rank), run.instance)
     [(panel, ledger)] = site.source.answers([BY_KEY["ledger"]], scope, span)
     marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
-    nothing = card(timeline.HOST_STEPS, [[]], span, empty=away)
-    cards = timeline.step_cards(steps, span, marks) if steps.step else [nothing]
+    cards = timeline.step_cards(steps, span, marks)
     if away is not None:
+        cards = [card(replace(timeline.HOST_STEPS, empty=away), [[]], span)]
         known = site.source.answers([BY_KEY[key] for key in WITHOUT_AGENT], scope, span)
         cards += [card(*each, span, timeline.HEIGHT_PX, zoom=True) for each in known]
     cards.append(card(panel, ledger, span, timeline.HEIGHT_PX, marks=marks, zoom=True))
