@@ -11,8 +11,7 @@ from gpuwatch_dashboards import selection
 from gpuwatch_dashboards.panels import BY_KEY, GPU_STATES, GROUPS, Panel, live_panels
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import cards
-from gpuwatch_dashboards.render.cards import PAGES, Card, card
-from gpuwatch_dashboards.sources import SharedSource
+from gpuwatch_dashboards.render.cards import PAGES, Card
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
 
@@ -88,12 +87,17 @@ def page(site: Site) -> None:
 
 
 def _top(site: Site, shown: _Shown, now_s: float) -> None:
-    run, node = shown.run, shown.node
+    run, node, source = shown.run, shown.node, site.source
+
+    def ledger() -> Card:
+        """Return where the run's time goes: the one chart that is drawn before all others."""
+        [(panel, values)] = source.answers([TOP], shown.scope, shown.span)
+        return cards.card(panel, values, shown.span, TOP_HEIGHT_PX, zoom=True)
+
     found = (*cards.findings_of(shown.runs, run), *node.findings)
     with st.container(key="grid-top"):
         if run is not None:
-            key = ("ledger", shown.scope, shown.span)
-            parts.draw_card(site.source.once.get(key, lambda: _ledger(site.source, shown), shown.hold_s))
+            parts.draw_card(source.once.get(("ledger", shown.scope, shown.span), ledger, shown.hold_s))
         head = PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make.")
         parts.box("findings", head + cards.findings(found, now_s, run is None or run.status == "running"))
     if run is None:
@@ -103,12 +107,6 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
         parts.box("runs", PAGES.panel_head(f"Runs on {node.host}", "Which one needs attention?") + runs)
     if ranks := cards.rank_table(cards.ranks_of(here, run), run):
         parts.box("ranks", PAGES.panel_head("Ranks", "Which rank loses most, and do the others wait for it?") + ranks)
-
-
-def _ledger(source: SharedSource, shown: _Shown) -> Card:
-    """Return where a run's time goes: the one chart that is drawn before all others. Raises SourceError."""
-    [(panel, values)] = source.answers([TOP], shown.scope, shown.span)
-    return card(panel, values, shown.span, TOP_HEIGHT_PX, zoom=True)
 
 
 def _at_once(group: str) -> list[Panel]:
