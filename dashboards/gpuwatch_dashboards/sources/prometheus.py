@@ -280,6 +280,7 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
             state=states.get(key),
             run=owners.get(key, {}).get("run") or None,
             owner=_owner(owners.get(key, {})),
+            energy_joules={},
             **{name: values.get(key) for name, values in gauges.items()},
         )
         for key in keys
