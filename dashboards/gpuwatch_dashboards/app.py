@@ -10,7 +10,7 @@ import streamlit as st
 from gpuwatch.tools.reports.display import BLUE, SKY, VERMILLION
 from gpuwatch.tools.reports.page import TEMPLATES
 from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_URL
-from gpuwatch_dashboards.sources import AgentSource, Once, SharedSource
+from gpuwatch_dashboards.sources import AgentSource, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.views import compare, fleet, live, run
 from gpuwatch_dashboards.views.site import Site, draw_page, is_hidden, watch_tab
@@ -19,10 +19,10 @@ PAGES = {"live": live, "run": run, "compare": compare, "fleet": fleet}
 
 
 @st.cache_resource
-def shared(agent_url: str, prometheus_url: str | None) -> tuple[SharedSource, PrometheusSource | None, Once]:
-    """Return what all viewers share: the source with its open connections, Prometheus if there is one, and the cache."""
+def shared(agent_url: str, prometheus_url: str | None) -> SharedSource:
+    """Return what all viewers share: the source with its open connections, and the cache."""
     prometheus = PrometheusSource(prometheus_url, agent_url=agent_url) if prometheus_url else None
-    return SharedSource(prometheus or AgentSource(agent_url)), prometheus, Once()
+    return SharedSource(prometheus or AgentSource(agent_url))
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     st.html(f"<style>:root {{ --gw-lost: {VERMILLION}; --gw-work: {BLUE}; --gw-mark: {SKY}; }}</style>")
     pages: dict[str, Any] = {}
     agent_url, prometheus_url = os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None
-    site = Site(*shared(agent_url, prometheus_url), pages, is_hidden())
+    site = Site(shared(agent_url, prometheus_url), pages, is_hidden())
     for key, of in PAGES.items():
         page = partial(draw_page, site, of.page, of.EVERY_S)
         pages[key] = st.Page(page, title=f"gpuwatch {key.title()}", url_path=key, default=key == "live")

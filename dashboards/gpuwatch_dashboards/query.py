@@ -19,6 +19,7 @@ GAP_FACTOR = 3.0
 INSTANCE = "instance"
 """Prometheus's label of a node's agent. Kept for metrics without a run label, so that nodes are never summed."""
 Floats = NDArray[np.float64]
+Answers = Sequence[Sequence[Series]]  # the lines of each of a panel's curves
 
 
 class Node(Status, frozen=True):

@@ -1,11 +1,13 @@
-"""Which run a page shows, and which stretch of time."""
+"""Which run a page shows, and which stretch of time; what a finding is about."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from gpuwatch.api import Run
+from gpuwatch.api import Finding, Run
+from gpuwatch.formatting import duration
 from gpuwatch.ledger.states import HOST_WAIT, INPUT_WAIT, STALLED, TRANSFER, UNKNOWN, shares
+from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.query import Span
 
 WINDOWS_S: dict[str, float | None] = {"5 min": 300.0, "15 min": 900.0, "1 h": 3600.0, "All": None}
@@ -57,23 +59,25 @@ def _lost_share(run: Run) -> float:
     return sum(shares(states).get(state, 0.0) for state in (INPUT_WAIT, TRANSFER, HOST_WAIT, STALLED, UNKNOWN))
 
 
-def find(runs: Sequence[Run], run: str | None, rank: str | None = None) -> Run | None:
-    """Return the run that a link names (of several ranks the worst, else the first, unless one is named), or None."""
-    named = [r for r in runs if r.run == run and (rank is None or str(r.rank) == rank)]
-    return worst_of(named) or min(named, key=lambda r: r.rank, default=None)
+def facts_of(finding: Finding, now_s: float) -> list[str]:
+    """Return the share of an active finding, the GPU (its UUID) or rank that it is about, and for how long it has been there."""
+    facts = [display(finding.ratio, "ratio"), *([finding.gpu] if finding.gpu else [])]
+    facts += [f"rank {finding.rank}"] if finding.rank is not None else []
+    return facts + ([f"for {duration(round(now_s - finding.since_s))}"] if finding.since_s is not None else [])
 
 
-def select(runs: Sequence[Run], wanted: Run | None, shown: str | None) -> Run | None:
-    """Return the run to show: the wanted one, else the one on the page while it runs, else the newest running.
+def select(runs: Sequence[Run], shown: str | None, name: str | None = None, rank: str | None = None) -> Run | None:
+    """Return the run to show: the one that a link names, else the one on the page while it runs, else the newest running.
 
-    `runs` is the source's order (most recently active first), `shown` the key of the run on the page until now.
+    Of its ranks it is the one that the link names, else the one on the page, else the worst, else the first. `runs` is
+    the source's order (most recently active first), `shown` the key of the run on the page until now.
     """
-    if wanted is not None:
-        return wanted
     running = [run for run in runs if run.status == "running"]
-    on_page = next((run for run in running if key_of(run) == shown), None)
-    newest = max(running, key=lambda r: r.started_s, default=runs[0] if runs else None)
-    return on_page or (find(runs, newest.run) if newest is not None else None)
+    named = [run for run in runs if run.run == name and rank in (None, str(run.rank))]
+    on_page = [run for run in named or running if key_of(run) == shown]
+    newest = max(running or runs[:1], key=lambda run: run.started_s, default=None)
+    ranks = on_page or named or [run for run in runs if newest is not None and run.run == newest.run]
+    return worst_of(ranks) or min(ranks, key=lambda run: run.rank, default=None)
 
 
 def span_of(run: Run | None, window_s: float | None, now_s: float) -> Span:

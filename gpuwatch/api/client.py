@@ -73,10 +73,11 @@ class Http:
         timeout = urllib3.Timeout(connect=min(timeout_s, TIMEOUT_S), read=timeout_s)
         try:
             if self._pool is None:
-                parts = urllib3.util.parse_url(self._url)
-                if parts.scheme not in ("http", "https") or not parts.host:
-                    raise exceptions.LocationValueError(self._url)
-                user = unquote(parts.auth).encode().decode("latin-1") if parts.auth else None  # RFC 7617: UTF-8
+                if not is_url(self._url):
+                    text = f"{without_password(self._url)}: the URL has to begin with http:// or https:// and a host"
+                    raise OSError(text)
+                auth = urllib3.util.parse_url(self._url).auth
+                user = unquote(auth).encode().decode("latin-1") if auth else None  # RFC 7617: UTF-8
                 headers = urllib3.make_headers(accept_encoding="gzip", basic_auth=user)
                 own = os.environ.get("GPUWATCH_CLIENT_CERT") or None
                 self._pool = urllib3.PoolManager(maxsize=32, headers=headers, cert_file=own)
@@ -89,9 +90,6 @@ class Http:
                 reply.close()
         except ConfigError as error:
             raise OSError(str(error)) from error
-        except exceptions.LocationValueError as error:
-            text = f"{without_password(self._url)}: the URL has to begin with http:// or https:// and a host"
-            raise OSError(text) from error
         except exceptions.HTTPError as error:
             if isinstance(error, exceptions.TimeoutError) and not isinstance(error, exceptions.NewConnectionError):
                 raise TimeoutError(str(error)) from error

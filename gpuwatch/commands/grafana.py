@@ -39,11 +39,10 @@ def push(
     from gpuwatch_dashboards.grafana import load
     from gpuwatch_dashboards.grafana import push as pushing
 
-    dashboards = load(settings_of(config, runbooks))
+    dashboards = load(settings_of(config, runbooks), datasource).values()
     api = pushing.connect(url, token, ca, insecure)
     uid, made = pushing.push_folder(api, url, folder)
-    pushing_each = pushing.push_dashboards(api, url, dashboards, uid, datasource=datasource, force=force)
-    for pushed in chain([made], pushing_each):
+    for pushed in chain([made], (pushing.push_dashboard(api, url, each, uid, force) for each in dashboards)):
         link = f"  {_link(url, pushed.url)}" if pushed.url else ""
         typer.echo(f"{pushed.outcome:<9} {pushed.what}{link}")
 

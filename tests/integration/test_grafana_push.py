@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from gpuwatch.commands.grafana import _link
-from gpuwatch_dashboards.grafana import load
+from gpuwatch_dashboards.grafana import DATASOURCE, load
 from gpuwatch_dashboards.grafana.push import (
     GrafanaError,
     Pushed,
     connect,
     explained,
-    push_dashboards,
+    push_dashboard,
     push_folder,
 )
 from tests.grafana_server import EDITOR, VIEWER, FakeGrafana
@@ -41,7 +41,8 @@ def pushed(server: FakeGrafana, token: str = EDITOR, **options: Any) -> list[Pus
     api = connect(server.url, token)
     try:
         uid, folder = push_folder(api, server.url, options.pop("folder", "gpuwatch"))
-        return [folder, *push_dashboards(api, server.url, load(), uid, **options)]
+        dashboards = load(datasource=options.pop("datasource", DATASOURCE)).values()
+        return [folder, *(push_dashboard(api, server.url, each, uid, **options) for each in dashboards)]
     finally:
         api.client.s.close()
 
@@ -72,7 +73,8 @@ def test_what_is_of_another_version_is_brought_up_to_date(grafana: FakeGrafana) 
     api = connect(grafana.url, EDITOR)
     older = load()
     older["gpuwatch-node.json"]["description"] = "as it was"
-    list(push_dashboards(api, grafana.url, older, "gpuwatch"))
+    for each in older.values():
+        push_dashboard(api, grafana.url, each, "gpuwatch")
     api.client.s.close()
     outcomes = {each.what: each.outcome for each in pushed(grafana)}
     assert outcomes["dashboard GPU node"] == "updated" and outcomes["dashboard GPU fleet"] == "unchanged"
@@ -111,7 +113,7 @@ def test_who_saves_at_the_same_moment_is_not_overwritten(grafana: FakeGrafana) -
     with pytest.raises(
         GrafanaError, match=r"somebody saved it meanwhile \(save the dashboard Training run: .*changed by"
     ):
-        list(push_dashboards(api, grafana.url, older, "gpuwatch"))
+        push_dashboard(api, grafana.url, older["gpuwatch-run.json"], "gpuwatch")
     api.client.s.close()
     assert grafana.dashboards["gpuwatch-run"]["title"] == "Theirs"
 

@@ -20,15 +20,18 @@ PACKAGED = Path(__file__).parent / "json"
 _JOB = 'job=~\\"{}\\"'
 
 
-def load(config: Config | None = None) -> dict[str, dict[str, Any]]:
-    """Return the dashboards by file name, for a site's settings. Raises ConfigError for an installation without them."""
+def load(config: Config | None = None, datasource: str = DATASOURCE) -> dict[str, dict[str, Any]]:
+    """Return the dashboards by file name, for a site's settings. Raises ConfigError for an installation without them.
+
+    The Prometheus with the uid `datasource` is selected at first.
+    """
     own = config or Config()
     found = {}
     paths = sorted(PACKAGED.glob("gpuwatch-*.json")) or sorted(CHECKOUT.glob("gpuwatch-*.json"))
     if not paths:
         raise ConfigError(f"{PACKAGED}: the dashboards are missing; install gpuwatch-training again")
     replaced = [(_JOB.format("gpuwatch"), _JOB.format(own.alerts.job)), ("USD", own.prices.currency)]
-    replaced += [(f"{RUNBOOKS}/", f"{own.alerts.runbooks.rstrip('/')}/")]
+    replaced += [(f"{RUNBOOKS}/", f"{own.alerts.runbooks.rstrip('/')}/"), (f'"{DATASOURCE}"', json.dumps(datasource))]
     for path in paths:
         content = path.read_text(encoding="utf-8")
         for default, value in replaced:

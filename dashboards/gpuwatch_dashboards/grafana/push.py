@@ -10,7 +10,7 @@ import re
 import ssl
 import urllib.parse
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ from grafana_client.client import GrafanaClientError, GrafanaException, GrafanaT
 
 from gpuwatch import __version__
 from gpuwatch.errors import ConfigError, GpuwatchError
-from gpuwatch_dashboards.grafana import DATASOURCE
 
 Outcome = Literal["created", "updated", "unchanged"]
 TIMEOUT_S = 10.0
@@ -121,29 +120,8 @@ def push_folder(api: GrafanaApi, url: str, title: str) -> tuple[str, Pushed]:
     return made["uid"], Pushed(f"folder {title}", "created", made.get("url", ""))
 
 
-def push_dashboards(
-    api: GrafanaApi,
-    url: str,
-    dashboards: Mapping[str, dict[str, Any]],
-    folder: str,
-    *,
-    datasource: str = DATASOURCE,
-    force: bool = False,
-) -> Iterator[Pushed]:
-    """Push each dashboard into the folder with this uid, and yield the outcome. Raises GrafanaError: those before stay.
-
-    The Prometheus with the uid `datasource` is selected at first; `force` replaces dashboards that were edited by hand.
-    """
-    current = {"selected": True, "text": datasource, "value": datasource}
-    for dashboard in dashboards.values():
-        if datasource != DATASOURCE:
-            variables = dashboard["templating"]["list"]
-            chosen = [{**each, "current": current} if each["type"] == "datasource" else each for each in variables]
-            dashboard = {**dashboard, "templating": {"list": chosen}}
-        yield _push(api, url, dashboard, folder, force)
-
-
-def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, force: bool) -> Pushed:
+def push_dashboard(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, force: bool = False) -> Pushed:
+    """Push a dashboard into the folder with this uid; `force` replaces one that was edited by hand. Raises GrafanaError."""
     uid, what = dashboard["uid"], f"dashboard {dashboard['title']}"
     digest = hashlib.sha256(json.dumps(dashboard, sort_keys=True).encode()).hexdigest()[:12]
     message = f"{_OURS}{__version__} {digest}"

@@ -15,10 +15,9 @@ from gpuwatch.formatting import duration
 from gpuwatch.tools.reports.display import SEVERITIES, Unit, display
 from gpuwatch.tools.reports.page import macros
 from gpuwatch_dashboards.panels import Panel, title_of
-from gpuwatch_dashboards.query import Scope, Span
+from gpuwatch_dashboards.query import Answers, Span
 from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
-from gpuwatch_dashboards.selection import worst_of
-from gpuwatch_dashboards.sources import SharedSource
+from gpuwatch_dashboards.selection import facts_of, worst_of
 
 PAGES = macros("pages.html")  # the macros of templates/pages.html: functions that return HTML with every value escaped
 HEIGHT_PX = 150
@@ -27,7 +26,6 @@ MOST_ROWS, MOST_RUNS = 50, 16
 LONG_S = 120.0  # from this on a duration is in minutes, hours or days
 LINKS = {"instance": ("./", "node"), "run": ("run", "run")}
 """By the label of a table's column: the page that a cell leads to, and its parameter."""
-Answers = Sequence[Sequence[Series]]  # the lines of each of a panel's curves
 
 
 @dataclass(frozen=True)
@@ -41,24 +39,16 @@ class Card:
     """From when to when the chart goes, in Unix seconds, when a click on it zooms in."""
 
 
-def read_panels(source: SharedSource, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
-    """Return each panel that has a live reading with the lines of its curves. One request for all. Raises SourceError."""
-    live = [panel for panel in panels if panel.is_live]
-    answers = iter(source.evaluate([curve.query for panel in live for curve in panel.curves], scope, span))
-    return [(panel, [next(answers) for _ in panel.curves]) for panel in live]
-
-
 def card(
     panel: Panel,
     traces: Answers,
     span: Span,
     height_px: int = HEIGHT_PX,
-    empty: str | None = None,
     marks: Sequence[Mark] = (),
     zoom: bool = False,
     currency: str = "",
 ) -> Card:
-    """Return a chart or table with the lines of each of its curves; `empty` is shown in place of the panel's own text."""
+    """Return a chart or table with the lines of each of its curves."""
     if panel.kind == "table":
         head = PAGES.panel_head(panel.title, panel.question)
         return Card(f"panel-{panel.key}", head + table(panel, traces, currency))
@@ -67,7 +57,7 @@ def card(
     lines = drawn_lines(panel, traces)
     head = PAGES.panel_head(panel.title, panel.question, legend_values(panel, lines))
     if not any(len(line.points) > 1 for line in lines):
-        return text_card(panel.key, head, ONE_SAMPLE if any(line.points for line in lines) else empty or panel.empty)
+        return text_card(panel.key, head, ONE_SAMPLE if any(line.points for line in lines) else panel.empty)
     option, stretch = line_option(panel, lines, span, marks, zoom), (span.start_s, span.end_s) if zoom else None
     return Card(f"panel-{panel.key}", head, option, height_px, spoken(panel, lines), stretch)
 
@@ -147,14 +137,7 @@ def verdict(run: Run) -> Markup:
 
 def findings(found: Sequence[Finding], now_s: float, live: bool) -> Markup:
     """Return the active findings as cards: one for each root, its consequences inside."""
-
-    def facts(each: Finding) -> list[str]:
-        facts = [SEVERITIES[each.severity].name, display(each.ratio, "ratio")]
-        facts += [f"rank {each.rank}"] if each.rank is not None else []
-        facts += [each.gpu] if each.gpu else []  # a UUID, which begins with "GPU-"
-        return facts + ([f"for {duration(round(now_s - each.since_s))}"] if each.since_s is not None else [])
-
-    return PAGES.findings(found, facts, live)
+    return PAGES.findings(found, lambda each: [SEVERITIES[each.severity].name, *facts_of(each, now_s)], live)
 
 
 def past_findings(found: Sequence[Finding], clock: Callable[[float], str]) -> Markup:

@@ -45,9 +45,8 @@ def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
         waits = [trace(few, felt.mean, "wait", "exposed"), trace(few, hidden, "wait", "hidden")]
         drawn += [(DEVICE_STEPS, [device]), (WAITS_PANEL, [waits])]
     one_by_one = shown_one_by_one(steps)
-    if not one_by_one:  # the longest of each interval, so that a spike among a thousand steps is seen
-        longest = [[trace(few, each, "", "")] for each in (waited.max, waited.mean)] if waited else [[], []]
-        drawn.append((LONGEST, longest))
+    if waited and not one_by_one:  # the longest of each interval, so that a spike among a thousand steps is seen
+        drawn.append((LONGEST, [[trace(few, each, "", "")] for each in (waited.max, waited.mean)]))
     cards = [card(panel, traces, span, HEIGHT_PX, marks=marks, zoom=True) for panel, traces in drawn]
     return [step_rows(steps), *cards] if one_by_one else cards
 

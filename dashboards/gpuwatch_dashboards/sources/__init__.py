@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,12 +14,13 @@ from gpuwatch.errors import GpuwatchError, SourceError
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport
-from gpuwatch_dashboards.query import Node, Query, Scope, Span, by_number, evaluate
+from gpuwatch_dashboards.panels import Panel
+from gpuwatch_dashboards.query import Answers, Node, Query, Scope, Span, by_number, evaluate
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 T = TypeVar("T")
 HOLD_S = 1.0
-STEPS_HOLD_S, REPORT_HOLD_S, ENDED_HOLD_S = 5.0, 15.0, 300.0
+STEPS_HOLD_S, REPORT_HOLD_S, ENDED_HOLD_S, CURRENCY_HOLD_S = 5.0, 15.0, 300.0, 300.0
 HOLD_FACTOR = 10.0
 """Reading a million steps takes an agent a second or two: an answer is kept for ten times as long as it took."""
 Request = tuple[str, tuple[str, ...] | None]
@@ -83,47 +84,36 @@ def _requests(query: Query, scope: Scope, divides: bool = False) -> list[Request
     return [kept] if over is None or of_itself else [kept, *_requests(over, Scope(), True)]
 
 
-@dataclass
-class _Entry:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    until_s: float = float("-inf")
-    value: Any = None
-    error: Exception | None = None
-
-
 class Once:
     """Values by key, each held for a while. Thread-safe: a second caller waits for the value that is being made."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[Hashable, _Entry] = {}
+        self._held: dict[Hashable, tuple[float, Future[Any]]] = {}  # until when, by time.monotonic()
 
     def get(self, key: Hashable, make: Callable[[], T], hold_s: float = HOLD_S, factor: float = 0.0) -> T:
         """Return what `make` returned for this key, now or up to `hold_s` ago. Raises what it raised, for a second.
 
         It is held for at least `factor` times as long as it took to make.
         """
+        begin_s = time.monotonic()
         with self._lock:
-            if key not in self._entries:
-                now_s = time.monotonic()  # links with fixed times would pile up
-                for old in [k for k, e in self._entries.items() if e.until_s < now_s and not e.lock.locked()]:
-                    del self._entries[old]
-                self._entries[key] = _Entry()
-            entry = self._entries[key]
-        with entry.lock:
-            begin_s = time.monotonic()
-            if begin_s >= entry.until_s:
-                try:
-                    entry.value, entry.error = make(), None
-                    held_s = max(hold_s, factor * (time.monotonic() - begin_s))
-                except Exception as error:
-                    entry.value, entry.error, held_s = None, error, HOLD_S
-                entry.until_s = time.monotonic() + held_s
-            if entry.error is not None:
-                # without the frames of an earlier caller: they would pile up on it
-                raise entry.error.with_traceback(None)
-            made: T = entry.value
-            return made
+            self._held = {name: held for name, held in self._held.items() if held[0] > begin_s}
+            is_new = key not in self._held
+            _, made = self._held.setdefault(key, (float("inf"), Future()))
+        if is_new:
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+                hold_s, factor = HOLD_S, 0.0
+            end_s = time.monotonic()
+            with self._lock:
+                self._held[key] = (end_s + max(hold_s, factor * (end_s - begin_s)), made)
+        if (failure := made.exception()) is not None:
+            raise failure.with_traceback(None)  # without the frames of an earlier caller: they would pile up on it
+        value: T = made.result()
+        return value
 
 
 class SharedSource:
@@ -134,7 +124,8 @@ class SharedSource:
     """
 
     def __init__(self, source: AgentSource | PrometheusSource) -> None:
-        self._source, self._once = source, Once()
+        self._source, self.once = source, Once()
+        self.prometheus = source if isinstance(source, PrometheusSource) else None
         self.label = source.label  # for people: "agent at http://127.0.0.1:9478"
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
@@ -142,34 +133,47 @@ class SharedSource:
 
         Prometheus: those of the node, `run` among them. An agent, with `kept`: also ended runs that only its history has.
         """
-        return self._once.get(("runs", node, run, kept), lambda: self._source.runs(node, run, kept))
+        return self.once.get(("runs", node, run, kept), lambda: self._source.runs(node, run, kept))
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
         """Return what is known of the named node, else of the run's; an agent knows only its own."""
         key = ("node", None if run is None else _key(run), node)
-        return self._once.get(key, lambda: self._source.node(run, node))
+        return self.once.get(key, lambda: self._source.node(run, node))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         """Return the lines of each query, in the queries' order; none where nothing was measured."""
         key = ("evaluate", tuple(queries), scope, span)
-        return self._once.get(key, lambda: self._source.evaluate(queries, scope, span))
+        return self.once.get(key, lambda: self._source.evaluate(queries, scope, span))
+
+    def answers(self, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
+        """Return the panels that the source can answer, with the lines of their curves."""
+        if (prometheus := self.prometheus) is not None:
+            key = ("answers", tuple(panel.key for panel in panels), scope, span)
+            return self.once.get(key, lambda: [(panel, prometheus.answers(panel, scope, span)) for panel in panels])
+        live = [panel for panel in panels if panel.is_live]
+        lines = iter(self.evaluate([curve.query for panel in live for curve in panel.curves], scope, span))
+        return [(panel, [next(lines) for _ in panel.curves]) for panel in live]
+
+    def currency(self) -> str:
+        """Return the currency of Prometheus's costs; empty: none are recorded."""
+        return "" if self.prometheus is None else self.once.get("currency", self.prometheus.currency, CURRENCY_HOLD_S)
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         """Return the steps of a run's rank that began in a time range; empty where none are kept."""
         asked, agent = (run.run, run.rank, points, start_s, end_s), self._source.agent_of(run)
         key = ("steps", run.instance, run.status, *asked)
-        return self._once.get(key, lambda: agent.steps(*asked) or Steps(), *_hold(run, STEPS_HOLD_S))
+        return self.once.get(key, lambda: agent.steps(*asked) or Steps(), *_hold(run, STEPS_HOLD_S))
 
     def past_findings(self, run: Run) -> list[Finding]:
         """Return every finding of a run's rank, active or past, oldest first."""
-        found = self._once.get(("past", _key(run)), lambda: self._source.agent_of(run).findings(run.run), STEPS_HOLD_S)
+        found = self.once.get(("past", _key(run)), lambda: self._source.agent_of(run).findings(run.run), STEPS_HOLD_S)
         return [finding for finding in found if finding.rank == run.rank]
 
     def report(self, run: Run) -> RunReport:
         """Return the report of a run with all its ranks, from its first second until now."""
         key, agent = ("report", _key(run), run.status), self._source.agent_of(run)
         try:
-            return self._once.get(key, lambda: gather(agent, run.run, time.time()), *_hold(run, REPORT_HOLD_S))
+            return self.once.get(key, lambda: gather(agent, run.run, time.time()), *_hold(run, REPORT_HOLD_S))
         except SourceError:
             raise
         except GpuwatchError as error:  # the agent has just evicted it

@@ -5,7 +5,8 @@ A site's runs and GPUs are rebuilt from these: what the agents themselves answer
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from string import Template
 
 from msgspec.structs import replace
@@ -49,9 +50,9 @@ class PrometheusSource:
         self._api = Prometheus(url, get)
         self._scrape_interval_s, self._window_s = scrape_interval_s, SCRAPES_PER_WINDOW * scrape_interval_s
         self._now = now
-        self._agents: dict[str, Client] = {}
-        self._ended: dict[tuple[str | None, str | None], tuple[float, set[str], list[Run]]] = {}
-        self._agent_url = agent_url  # its scheme, user and password are those of all agents
+        self._ended: dict[tuple[str | None, str | None], tuple[float, set[str], list[ScrapedRun]]] = {}
+        # its scheme, user and password are those of all agents
+        self._agent_at = cache(lambda where: Client(re.sub(r"[^/@]+/*$", where, agent_url)))
         self.label = f"Prometheus at {self._api.url}"
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
@@ -60,10 +61,10 @@ class PrometheusSource:
         if now_s >= until_s or (len(current) < MOST_RUNS and served - {*current}):
             names = [*([run] if run else ()), *names_of(self.instant, node, True)]
             names = [name for name in dict.fromkeys(names) if name not in current][: max(1, MOST_RUNS - len(current))]
-            ended = scraped_runs(self.instant, names, True, self._window_s, now_s)
+            ended = [*scraped_runs(self.instant, names, True, self._window_s, now_s)]
             self._ended = {key: value for key, value in self._ended.items() if value[0] > now_s}
             self._ended[node, run] = now_s + ENDED_HOLD_S, {*current}, ended
-        found = scraped_runs(self.instant, {*current}, False, self._window_s, now_s)
+        found = [*scraped_runs(self.instant, {*current}, False, self._window_s, now_s)]
         found += [one for one in ended if one.run not in current]
         return sorted(found, key=lambda one: (-round(one.watermark_s), one.run, one.rank))
 
@@ -102,10 +103,7 @@ class PrometheusSource:
         return next((labels.get("currency", "") for labels, _ in self.instant("site:gpuwatch_currency:info")), "")
 
     def agent_of(self, run: Run) -> Client:
-        where = run.instance or ""
-        if where not in self._agents:
-            self._agents[where] = Client(re.sub(r"[^/@]+/*$", where, self._agent_url))
-        return self._agents[where]
+        return self._agent_at(run.instance or "")
 
     def instant(self, expr: str, time_s: float | None = None, timeout_s: float = TIMEOUT_S) -> Vector:
         """Return (labels, value) of each series of an expression, now or at a time."""
@@ -145,10 +143,12 @@ def names_of(instant: Instant, node: str | None, ended: bool) -> list[str]:
     return [labels["run"] for labels, _ in found]
 
 
-def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s: float, now_s: float) -> list[Run]:
-    """Return the runs of these names as they are now, or how those ended that were there within the LOOKBACK."""
+def scraped_runs(
+    instant: Instant, names: Collection[str], ended: bool, window_s: float, now_s: float
+) -> Iterator[ScrapedRun]:
+    """Yield the runs of these names as they are now, or how those ended that were there within the LOOKBACK."""
     if not names:
-        return []
+        return
     condition = Match("run", "=~", "|".join(re.escape(name) for name in sorted(names)))
     given = {"runs": condition, "window": f"{window_s:g}s", "back": LOOKBACK if ended else MISSED}
 
@@ -174,10 +174,8 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
     findings = _findings(ask(QUERIES["evidence"]), ask(QUERIES["findings"]))
     ranks, recents, jobs = values("rank"), values("recent"), values("job")
     states, phases = seconds_by("state"), seconds_by("phase")
-    runs: list[Run] = []
     for key, labels in infos.items():
-        world_size = labels.get("world_size", "")
-        rank = int(key[1]) if key[1].isdigit() else 0
+        rank = int(key[1])
         of_rank = _of_rank(findings.get(key[0], ()), rank, ranks["late_ratio"].get(key))
         whole, now = states["whole"].get(key, {}), states["recent"].get(key, {})
         known = {name: of.get(key) for name, of in recents.items()}
@@ -188,7 +186,7 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
         if any(finding.cause == "stalled" for finding in of_rank):
             judged = replace(judged, stalled_s=whole.get("stalled"))
         watermark_s = ranks["watermark_s"].get(key, now_s)
-        one = ScrapedRun(
+        yield ScrapedRun(
             run=key[0],
             rank=rank,
             name=labels.get("name") or key[0],
@@ -200,7 +198,7 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
             user=labels.get("user", ""),
             device=labels.get("device", ""),
             timeline=labels.get("timeline", ""),
-            world_size=int(world_size) if world_size.isdigit() else 1,
+            world_size=int(labels.get("world_size", 1)),
             steps=int(ranks["steps"].get(key, 0)),
             states=whole,
             phases=phases["whole"].get(key, {}),
@@ -212,8 +210,6 @@ def scraped_runs(instant: Instant, names: Collection[str], ended: bool, window_s
             findings=of_rank,
             instance=labels.get(INSTANCE),
         )
-        runs.append(one)
-    return runs
 
 
 def _key(labels: Labels, names: Key) -> Key:

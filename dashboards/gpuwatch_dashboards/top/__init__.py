@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuwatch.api import Gpu, Points, Run, Series
+from gpuwatch.api import Gpu, Run, Series
 from gpuwatch_dashboards.panels import GPU_STATES, live_panels
-from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span
+from gpuwatch_dashboards.query import Node, Query, Scope, Span
 from gpuwatch_dashboards.selection import in_order, key_of, select
 from gpuwatch_dashboards.sources import AgentSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
@@ -20,7 +20,7 @@ SPAN_S, POINTS = 300.0, 100
 RECENT_S = 60.0
 SERIES_EVERY_S = 3.0  # a column of a curve is several seconds: reading more often would show nothing new
 SHOWN = (
-    "ledger", "cpu", "pressure", "shm", "memory", "network", "disk",
+    "ledger", "cpu", "pressure", "shm", "node_shm", "memory", "network", "disk",
     "gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature",
 )  # fmt: skip
 """Panels that are read for the other pages than the one with every panel."""
@@ -69,16 +69,11 @@ class Sampled:
         """Return a GPU's shares of the last minute by state; empty: not known."""
         return self._recent("gpu states", "state", gpu=gpu.gpu, UUID=gpu.uuid)
 
-    def shm_bytes(self) -> tuple[Series, Series]:
-        """Return the bytes used of the fullest /dev/shm (the node's, or a run's own), and its size."""
-        mounts = self.traces.get("shm used ({mount})", ())
-        pairs = [(used, size) for used in mounts if (size := self.first("shm size ({mount})", **used.labels)).last]
-        empty = Series({}, ())
-        return max(pairs, key=lambda pair: (pair[0].last or 0.0) / (pair[1].last or 1.0), default=(empty, empty))
-
-    def shm_ratio(self) -> Points:
-        used, size = (Line.of(series.points) for series in self.shm_bytes())
-        return used.over(size).points()
+    def shm(self, name: str = "node_shm ") -> Series:
+        """Return the share in use of the fullest /dev/shm (the node's, or a run's own), or another series of it."""
+        mounts = self.traces.get("node_shm ", ())
+        fullest = max(mounts, key=lambda mount: mount.last or 0.0, default=Series({}, ()))
+        return self.first(name, **fullest.labels)
 
     def _recent(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Return the means of the last minute by a label of the series with these labels, without zeros."""
@@ -114,7 +109,8 @@ class Reader:
         With `panels` the series of all panels, too.
         """
         runs = in_order(self._source.runs())
-        run = select(runs, next((run for run in runs if key_of(run) == wanted), None), self._series.run)
+        name, _, rank = (wanted or "").rpartition("/")
+        run = select(runs, self._series.run, name, rank)
         node = self._source.node(run)
         groups = [*(["run"] if run is not None else []), *(["gpu"] if node.gpus else []), "node", "agent"]
         needed = queries(*groups, every=panels)

@@ -138,11 +138,10 @@ def cells(states: Mapping[str, float], width: int) -> dict[str, int]:
 
     Each state is less than one cell off its exact share. Empty when no state has time.
     """
-    order = {state: number for number, state in enumerate(STATES)}
     whole = sum(max(0.0, seconds) for seconds in states.values())
     if whole <= 0 or width <= 0:
         return {}
-    known = sorted((s for s, seconds in states.items() if seconds > 0), key=lambda s: (order.get(s, len(order)), s))
+    known = sorted((s for s, seconds in states.items() if seconds > 0), key=lambda s: ([*STATES, s].index(s), s))
     exact = {state: width * states[state] / whole for state in known}
     given = {state: int(share) for state, share in exact.items()}
     for state in sorted(exact, key=lambda s: given[s] - exact[s])[: width - sum(given.values())]:

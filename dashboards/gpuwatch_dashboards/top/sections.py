@@ -11,7 +11,7 @@ from gpuwatch.formatting import duration, harmless, percent, size
 from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.panels import THRESHOLDS
-from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.selection import facts_of, key_of
 from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top import drawing as d
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, LABEL, Curve
@@ -111,7 +111,7 @@ def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
         Curve("step time", series.first("step").points, "s", shown.PHASES["compute"].colour, None),
         Curve("input wait", wait, "ratio", shown.PHASES["data_wait"].colour),
         Curve("CPU", series.first("cpu busy, of all cores").points, "ratio"),
-        Curve("/dev/shm", series.shm_ratio(), "ratio"),
+        Curve("/dev/shm", series.shm().points, "ratio"),
     ]
     return d.curve_lines(curves, series.start_s, series.end_s, width, rows)
 
@@ -145,15 +145,9 @@ def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool)
     sign = d.words(f" {SEVERITY_SIGNS[finding.severity]} ", d.plate(look))
     indent = _INDENT + 2 * depth
     head = Text(" ").append_text(sign) if depth == 0 else d.words(f"{'':>{indent - 3}}└", DIM)
-    about = [] if finding.ratio is None else [display(finding.ratio, "ratio")]
-    if finding.gpu:
-        about.append(finding.gpu if finding.gpu.startswith("GPU") else f"GPU {finding.gpu}")
-    elif finding.rank is not None:
-        about.append(f"rank {finding.rank}")
-    about += [f"for {duration(round(now_s - finding.since_s))}"] if finding.since_s is not None else []
     left = 5 if depth == 0 else indent
     lines = d.wrapped(finding.title, width - 1, BOLD if depth == 0 else "", left, head)
-    tail = d.words(f"  {', '.join(about)}", DIM)
+    tail = d.words(f"  {', '.join(facts_of(finding, now_s))}", DIM)
     if full and lines[-1].cell_len + tail.cell_len > width:
         lines.append(Text(" " * (left - 2)))
     if lines[-1].cell_len + tail.cell_len <= width:
@@ -273,7 +267,7 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     pressure = [(name, series.first(f"pressure {curve}").last) for name, curve in curves]
     known = [d.figure(f" {name} ", f"{ratio:.0%}") for name, ratio in pressure if ratio is not None]
     pieces += [Text().join([d.words("pressure", DIM), *known])] if known else []
-    used, whole = (mount.last for mount in series.shm_bytes())
+    used, whole = (series.shm(f"shm {part} ({{mount}})").last for part in ("used", "size"))
     if used is not None and whole:
         pieces.append(_share("shm ", used, whole, THRESHOLDS.shm_used))
     available, total = series.first("memory available").last, series.first("memory total").last

@@ -8,10 +8,10 @@ from markupsafe import Markup
 
 from gpuwatch.tools.reports.display import digits, display
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel
-from gpuwatch_dashboards.query import Scope, Span
-from gpuwatch_dashboards.render.cards import PAGES, Answers, figures
+from gpuwatch_dashboards.query import Answers, Scope, Span
+from gpuwatch_dashboards.render.cards import PAGES, figures
 from gpuwatch_dashboards.selection import MAX_POINTS
-from gpuwatch_dashboards.views.site import Site, answered, choice, draw_panels, foot
+from gpuwatch_dashboards.views.site import Site, choice, draw_panels, foot
 
 EVERY_S = 30.0
 RECORDED_S = 300.0  # GPU-hours are recorded every five minutes: they need not be read more often
@@ -23,7 +23,7 @@ FIRST = ("lost_now", "fleet_alerts", "silent_nodes")
 
 
 def page(site: Site) -> None:
-    if site.prometheus is None:
+    if site.source.prometheus is None:
         st.html(PAGES.fleet_needs_prometheus())
         return
     with st.container(key="choices", horizontal=True, vertical_alignment="center"):
@@ -33,8 +33,8 @@ def page(site: Site) -> None:
     now = Span(span.start_s, time.time() // EVERY_S * EVERY_S)
     panels = GROUPS["fleet"]
     stats = [panel for panel in panels if panel.kind == "stat"]
-    numbers = site.once.get(("fleet", now), lambda: answered(site, stats, Scope(), now), EVERY_S)
-    head = _head(numbers, site.currency())
+    numbers = site.source.once.get(("fleet", now), lambda: site.source.answers(stats, Scope(), now), EVERY_S)
+    head = _head(numbers, site.source.currency())
     if head is None:
         st.html(PAGES.nothing_recorded())
         return

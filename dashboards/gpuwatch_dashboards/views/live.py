@@ -1,7 +1,7 @@
 """The page "Live": one run's verdict, where its time goes, what to do about it, and the node's GPUs. Redraws itself."""
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import streamlit as st
@@ -11,8 +11,7 @@ from gpuwatch_dashboards import selection
 from gpuwatch_dashboards.panels import BY_KEY, GPU_STATES, GROUPS, Panel, live_panels
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import cards
-from gpuwatch_dashboards.render.cards import PAGES, Card, card, read_panels
-from gpuwatch_dashboards.sources import SharedSource
+from gpuwatch_dashboards.render.cards import PAGES, Card
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
 
@@ -46,10 +45,6 @@ class _Shown:
     @property
     def small(self) -> Span:
         return replace(self.span, points=min(self.span.points, SMALL_POINTS))
-
-    @property
-    def key(self) -> Hashable:
-        return self.scope, self.gpu, self.node.host, self.node.gpus is None, self.span
 
     @property
     def hold_s(self) -> float:
@@ -92,11 +87,17 @@ def page(site: Site) -> None:
 
 
 def _top(site: Site, shown: _Shown, now_s: float) -> None:
-    run, node = shown.run, shown.node
+    run, node, source = shown.run, shown.node, site.source
+
+    def ledger() -> Card:
+        """Return where the run's time goes: the one chart that is drawn before all others."""
+        [(panel, values)] = source.answers([TOP], shown.scope, shown.span)
+        return cards.card(panel, values, shown.span, TOP_HEIGHT_PX, zoom=True)
+
     found = (*cards.findings_of(shown.runs, run), *node.findings)
     with st.container(key="grid-top"):
         if run is not None:
-            parts.draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), shown.hold_s))
+            parts.draw_card(source.once.get(("ledger", shown.scope, shown.span), ledger, shown.hold_s))
         head = PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make.")
         parts.box("findings", head + cards.findings(found, now_s, run is None or run.status == "running"))
     if run is None:
@@ -106,12 +107,6 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
         parts.box("runs", PAGES.panel_head(f"Runs on {node.host}", "Which one needs attention?") + runs)
     if ranks := cards.rank_table(cards.ranks_of(here, run), run):
         parts.box("ranks", PAGES.panel_head("Ranks", "Which rank loses most, and do the others wait for it?") + ranks)
-
-
-def _ledger(source: SharedSource, shown: _Shown) -> Card:
-    """Return where a run's time goes: the one chart that is drawn before all others. Raises SourceError."""
-    [(panel, values)] = read_panels(source, [TOP], shown.scope, shown.span)
-    return card(panel, values, shown.span, TOP_HEIGHT_PX, zoom=True)
 
 
 def _at_once(group: str) -> list[Panel]:
@@ -124,8 +119,8 @@ def _rest(site: Site, shown: _Shown) -> None:
     gpus, of_node = shown.node.gpus, replace(shown.scope, run=None, rank=None)
     if gpus:
         span = replace(shown.span, points=TABLE_POINTS)
-        key = ("states", shown.key)
-        [states] = site.once.get(key, lambda: site.source.evaluate([GPU_STATES], of_node, span), shown.hold_s)
+        key = ("states", of_node, span)
+        [states] = site.source.once.get(key, lambda: site.source.evaluate([GPU_STATES], of_node, span), shown.hold_s)
         head = PAGES.panel_head(f"GPUs of {shown.node.host}", "What does each do now, and where did its time go?")
         parts.box("gpus", head + cards.gpu_table(gpus, states, shown.runs))
         if len(gpus) > 1:

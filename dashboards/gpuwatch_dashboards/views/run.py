@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import streamlit as st
 
@@ -10,7 +11,7 @@ from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render import timeline
-from gpuwatch_dashboards.render.cards import PAGES, Card, card, past_findings, rank_table, ranks_of, read_panels
+from gpuwatch_dashboards.render.cards import PAGES, Card, card, past_findings, rank_table, ranks_of
 from gpuwatch_dashboards.render.charts import epoch_marks, finding_marks, phase_marks
 from gpuwatch_dashboards.selection import Stretch, in_order, span_between, span_of, stretch_of
 from gpuwatch_dashboards.sources import SharedSource
@@ -41,12 +42,12 @@ def page(site: Site) -> None:
     with st.container(key="verdict"):
         st.html(PAGES.run_head(run, steps, away is None))
     scope = Scope(run.run, str(run.rank), run.instance)
-    [(panel, ledger)] = read_panels(site.source, [BY_KEY["ledger"]], scope, span)
+    [(panel, ledger)] = site.source.answers([BY_KEY["ledger"]], scope, span)
     marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
-    nothing = card(timeline.HOST_STEPS, [[]], span, empty=away)
-    cards = timeline.step_cards(steps, span, marks) if steps.step else [nothing]
+    cards = timeline.step_cards(steps, span, marks)
     if away is not None:
-        known = read_panels(site.source, [BY_KEY[key] for key in WITHOUT_AGENT], scope, span)
+        cards = [card(replace(timeline.HOST_STEPS, empty=away), [[]], span)]
+        known = site.source.answers([BY_KEY[key] for key in WITHOUT_AGENT], scope, span)
         cards += [card(*each, span, timeline.HEIGHT_PX, zoom=True) for each in known]
     cards.append(card(panel, ledger, span, timeline.HEIGHT_PX, marks=marks, zoom=True))
     if away is None and not timeline.shown_one_by_one(steps):

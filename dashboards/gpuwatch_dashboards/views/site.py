@@ -16,13 +16,11 @@ from gpuwatch.errors import SourceError
 from gpuwatch.tools.reports.display import STATUS_SIGNS
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.query import Node, Scope, Span
-from gpuwatch_dashboards.render.cards import PAGES, Answers, Card, card, figures, read_panels
+from gpuwatch_dashboards.render.cards import PAGES, Card, card, figures
 from gpuwatch_dashboards.render.charts import picked
-from gpuwatch_dashboards.selection import find, key_of, select
-from gpuwatch_dashboards.sources import Once, SharedSource
-from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+from gpuwatch_dashboards.selection import key_of, select
+from gpuwatch_dashboards.sources import SharedSource
 
-CURRENCY_S = 300.0
 CLOSER, CLOSEST_S = 8.0, 0.5  # a click shows an eighth of the time that was shown, and no less than half a second
 _WANTED, _SHOWN, _ZOOMS = "wanted_run", "shown_run", "zooms"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
@@ -37,16 +35,8 @@ class Site:
     """Shared by all viewers, but for `pages`, which Streamlit wants made for each, and whether the viewer's tab is hidden."""
 
     source: SharedSource
-    prometheus: PrometheusSource | None
-    once: Once
     pages: Mapping[str, Any]
     hidden: bool = False
-
-    def currency(self) -> str:
-        """Return the currency of Prometheus's costs; empty: none are recorded."""
-        if self.prometheus is None:
-            return ""
-        return self.once.get(("currency",), self.prometheus.currency, CURRENCY_S)
 
 
 def draw_page(site: Site, body: Callable[[Site], None], every_s: float) -> None:
@@ -89,9 +79,7 @@ def draw_cards(key: str, cards: Iterable[Card]) -> None:
 
 def chosen_run(runs: Sequence[Run]) -> Run | None:
     """Return the run that the link names, else the one on the page while it runs, else the newest running."""
-    name, rank, shown = st.query_params.get("run"), st.query_params.get("rank"), st.session_state.get(_SHOWN)
-    stays = next((run for run in runs if run.run == name and rank is None and key_of(run) == shown), None)
-    run = select(runs, stays or find(runs, name, rank), shown)
+    run = select(runs, st.session_state.get(_SHOWN), st.query_params.get("run"), st.query_params.get("rank"))
     if run is not None:
         st.session_state[_SHOWN] = key_of(run)
     return run
@@ -165,12 +153,7 @@ def draw_card(card: Card) -> None:
         st.html(card.head)
         if card.option is None:
             return
-        draw: dict[str, Any] = {"height": card.height_px, **({"alt": card.spoken} if "alt" in _CHART else {})}
-        option = {"animation": False, **card.option}
-        if card.stretch is None or "on_select" not in _CHART:
-            st.echarts_chart(option, key=f"chart-{card.key}", **draw)
-            return
-        start_s, end_s = card.stretch
+        start_s, end_s = card.stretch or (0.0, 0.0)
         # a new chart after each zoom: nothing is selected in it yet
         key = f"chart-{card.key}-{st.session_state.get(_ZOOMS, 0)}"
 
@@ -182,16 +165,9 @@ def draw_card(card: Card) -> None:
                 remember(window=None)
                 go_to(middle_s - half_s, middle_s + half_s)
 
-        st.echarts_chart(option, key=key, on_select=clicked, **draw)
-
-
-def answered(site: Site, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
-    """Return the panels in their order with their values. Those without a live reading need Prometheus. Raises SourceError."""
-    live = {panel.key: (panel, found) for panel, found in read_panels(site.source, panels, scope, span)}
-    prometheus = site.prometheus
-    if prometheus is None:
-        return list(live.values())
-    return [live.get(panel.key) or (panel, prometheus.answers(panel, scope, span)) for panel in panels]
+        more: dict[str, Any] = {"alt": card.spoken, **({"on_select": clicked} if card.stretch else {})}
+        more = {name: value for name, value in more.items() if name in _CHART}
+        st.echarts_chart({"animation": False, **card.option}, key=key, height=card.height_px, **more)
 
 
 def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, span: Span, hold_s: float) -> None:
@@ -199,13 +175,13 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
 
     def made() -> tuple[str, list[Card]]:
         titled = [replace(panel, title=panel.title.replace("$gpu", scope.gpu or "all")) for panel in panels]
-        found = answered(site, titled, scope, span)
-        currency = site.currency()
+        found = site.source.answers(titled, scope, span)
+        currency = site.source.currency()
         charts = [card(*each, span, currency=currency) for each in found if each[0].kind != "stat"]
         return figures(found, currency), charts
 
     key = ("panels", name, tuple(panel.key for panel in panels), scope, span)
-    stats, cards = site.once.get(key, made, hold_s)
+    stats, cards = site.source.once.get(key, made, hold_s)
     if stats:
         box(name, stats)
     if cards:

@@ -24,7 +24,7 @@ from gpuwatch_dashboards.query import Node, Span
 from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.render.charts import PICKS, drawn_lines, legend_values, line_option, picked, spoken
 from gpuwatch_dashboards.render.timeline import full_colour_s
-from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of, worst_of
+from gpuwatch_dashboards.selection import key_of, select, settled, span_of, worst_of
 
 RUN = Run(
     run="r1", rank=0, name="resnet50-a", status="running", started_s=1000.0, watermark_s=1100.0, last_message_s=1100.2,
@@ -287,19 +287,22 @@ def test_newest_running_run_is_shown_and_kept_while_it_runs() -> None:
     old = replace(RUN, run="old", started_s=1.0)
     ended = replace(RUN, run="ended", started_s=3000.0, status="ended")
     new = replace(RUN, run="new", started_s=2000.0)
-    assert select([ended, old, new], None, None) == new
-    assert select([ended, old, new], None, key_of(old)) == old
-    assert select([ended, old, new], None, key_of(ended)) == new
-    assert select([ended], None, None) == ended
-    assert select([], None, None) is None
-    assert select([ended, old, new], find([ended, old, new], "ended"), key_of(new)) == ended
-    assert find([old], "unknown") is None
+    assert select([ended, old, new], None) == new
+    assert select([ended, old, new], key_of(old)) == old
+    assert select([ended, old, new], key_of(ended)) == new
+    assert select([ended], None) == ended
+    assert select([], None) is None
+    assert select([ended, old, new], key_of(new), "ended") == ended
+    assert select([old, new], key_of(old), "unknown") == old
 
 
 def test_link_names_a_rank() -> None:
     ranks = [replace(RUN, rank=1), RUN]
-    assert find(ranks, "r1") == RUN
-    assert find(ranks, "r1", "1") == ranks[0]
+    assert select(ranks, None, "r1") == RUN
+    assert select(ranks, None, "r1", "1") == ranks[0]
+    assert select(ranks, key_of(ranks[0]), "r1") == ranks[0], "it stays while the link names no rank"
+    assert select(ranks, key_of(ranks[0]), "r1", "0") == RUN
+    assert select(ranks, key_of(ranks[0]), "r1", "7") == ranks[0], "not known: as without a link"
 
 
 def losing(rank: int, lost_s: float, **more: object) -> Run:
@@ -318,7 +321,8 @@ def test_the_worst_rank_loses_clearly_more_or_is_named_by_a_finding() -> None:
     assert worst_of([*alike, late, gone]) == gone
     waits = replace(RUN, rank=7, recent=Recent(duration_s=60.0, states={"compute": 20.0, "comm_wait": 40.0}))
     assert worst_of([*alike, waits]) is None  # its wait is another rank's fault
-    assert find([*alike, late], "r1") == late and find([*alike, late], "r1", "0") == alike[0]
+    known = [*alike, late]
+    assert select(known, None) == select(known, None, "r1") == late and select(known, None, "r1", "0") == alike[0]
 
 
 def test_span_ends_with_the_run_and_has_a_point_every_two_seconds_at_most() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
@@ -15,7 +18,7 @@ from gpuwatch.api.client import Reply
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
-from gpuwatch_dashboards.sources import AgentSource, SharedSource
+from gpuwatch_dashboards.sources import AgentSource, Once, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource, _findings
 
 NOW = 1_790_000_100.0
@@ -161,6 +164,56 @@ def test_a_report_of_a_run_that_was_forgotten_meanwhile_is_a_source_s_error() ->
 def test_unusable_url() -> None:
     with pytest.raises(SourceError, match="does not answer"):
         AgentSource("nonsense").runs()
+
+
+def test_a_value_is_made_once_and_held_and_a_failure_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    once, clock = Once(), [0.0]
+    monkeypatch.setattr("gpuwatch_dashboards.sources.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    made: list[float] = []
+
+    def make(took_s: float = 0.0) -> float:
+        clock[0] += took_s
+        made.append(clock[0])
+        return clock[0]
+
+    for at_s, expected in ((0.0, 0.0), (4.9, 0.0), (5.0, 5.0), (5.1, 5.0)):
+        clock[0] = at_s
+        assert once.get("a", make, 5.0) == expected
+    assert once.get("b", lambda: make(2.0), 5.0, 10.0) == pytest.approx(7.1)
+    clock[0] = 27.0
+    assert once.get("b", make) == pytest.approx(7.1), "ten times as long as it took"
+    assert len(made) == 3
+
+    def fail() -> float:
+        raise SourceError("it", "there", str(clock[0]))
+
+    for at_s, said in ((30.0, "30.0"), (30.9, "30.0"), (31.0, "31.0")):
+        clock[0] = at_s
+        with pytest.raises(SourceError) as caught:
+            once.get("c", fail, 60.0, 10.0)
+        assert caught.value.remedy == said and len(traceback.extract_tb(caught.value.__traceback__)) == 2
+    clock[0] = 32.0
+    assert once.get("c", make) == 32.0
+
+
+def test_a_second_caller_waits_for_the_value_that_is_being_made() -> None:
+    once, begun, go, found = Once(), threading.Event(), threading.Event(), list[str]()
+
+    def slow() -> str:
+        begun.set()
+        assert go.wait(30)
+        return "slow"
+
+    first = threading.Thread(target=lambda: found.append(once.get("a", slow)), daemon=True)
+    second = threading.Thread(target=lambda: found.append(once.get("a", lambda: "another")), daemon=True)
+    first.start()
+    assert begun.wait(30)
+    second.start()
+    assert once.get("b", lambda: "b") == "b"  # other values do not wait
+    go.set()
+    for thread in (first, second):
+        thread.join(30)
+    assert found == ["slow", "slow"]
 
 
 WHO = {"run": "r1", "rank": "0"}
@@ -335,6 +388,23 @@ def test_prometheus_lines_have_gaps_where_nothing_was_scraped() -> None:
     [[trace]] = source.evaluate([BY_KEY["ledger"].curves[0].query], Scope("r1", "0"), Span(NOW - 60, NOW))
     assert trace.labels == {"state": "compute"}
     assert [value for _, value in trace.points] == [0.5, 0.5, None, 0.7]
+
+
+def test_prometheus_is_asked_by_a_panel_s_own_promql_and_a_figure_is_one_value() -> None:
+    asked: dict[str, str] = {}
+
+    def handler(path: str, timeout_s: float) -> Reply:
+        url = urlsplit(path)
+        asked[parse_qs(url.query)["query"][0]] = url.path.rpartition("/")[2]
+        return Reply(200, json.dumps({"data": {"result": []}}).encode())
+
+    panels = [BY_KEY[key] for key in ("gpu_throttled", "node_shm", "cpu")]
+    found = SharedSource(PrometheusSource("http://prom:9090", handler)).answers(panels, Scope(), Span(NOW - 900, NOW))
+    assert [(panel.key, len(lines)) for panel, lines in found] == [("gpu_throttled", 1), ("node_shm", 1), ("cpu", 2)]
+    throttled, shm, *cpu = asked.items()
+    assert throttled[0].startswith("avg_over_time(gpuwatch_gpu_throttled{") and throttled[1] == "query_range"
+    assert shm[0].startswith("max(gpuwatch_shm_used_bytes{") and shm[1] == "query"
+    assert len(cpu) == 2 and all("gpuwatch_cpu_seconds_total" in expr for expr, _ in cpu)
 
 
 def test_prometheus_refusal_gives_its_reason() -> None:

@@ -20,7 +20,7 @@ from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels, unit_of
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render import cards
-from gpuwatch_dashboards.sources import AgentSource, Once, SharedSource
+from gpuwatch_dashboards.sources import AgentSource, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.top import Reader
 from gpuwatch_dashboards.top.pages import panel_lines
@@ -96,12 +96,11 @@ def prometheus_reply(path: str, timeout_s: float) -> Reply:
 
 def of_agent() -> Site:
     agent = Agent([a_run()], gpus=True)
-    return Site(SharedSource(AgentSource("http://agent", agent.reply)), None, Once(), {})
+    return Site(SharedSource(AgentSource("http://agent", agent.reply)), {})
 
 
 def of_prometheus() -> Site:
-    source = PrometheusSource("http://prometheus", prometheus_reply)
-    return Site(SharedSource(source), source, Once(), {})
+    return Site(SharedSource(PrometheusSource("http://prometheus", prometheus_reply)), {})
 
 
 def html(page: Any, site: Site, more: bool = False, by: str = "user") -> str:

@@ -45,6 +45,7 @@ def node_traces(**more: list[Series]) -> dict[str, list[Series]]:
     return {
         "cpu busy, of all cores": trace(0.31), "cpu idle, waiting for I/O": trace(0.05),
         "pressure CPU": trace(0.08), "pressure I/O": trace(0.03), "pressure memory": trace(0.0),
+        "node_shm ": trace(0.5, mount="/dev/shm"),
         "shm used ({mount})": trace(32 * mib, mount="/dev/shm"), "shm size ({mount})": trace(64 * mib, mount="/dev/shm"),
         "memory available": trace(192 * gib), "memory total": trace(256 * gib),
         "network received": trace(41 * mib), "network sent": trace(2 * mib),

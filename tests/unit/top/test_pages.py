@@ -228,6 +228,7 @@ def test_little_of_much_and_nothing_at_all_are_readable() -> None:
     known = facts(run("r1"))
     little = node_traces(
         **{
+            "node_shm ": trace(4096.0 / (24.0 * 2**30), mount="m"),
             "shm used ({mount})": trace(4096.0, mount="m"),
             "shm size ({mount})": trace(24.0 * 2**30, mount="m"),
             "network received": trace(0.0),
@@ -243,7 +244,8 @@ def test_of_several_dev_shm_the_fullest_is_shown() -> None:
     known = facts(run("r1"))
     used = trace(60e6, mount="/dev/shm") + trace(50e6, mount="/proc/7/root/dev/shm")
     size = trace(1e9, mount="/dev/shm") + trace(64e6, mount="/proc/7/root/dev/shm")
-    traces = node_traces(**{"shm used ({mount})": used, "shm size ({mount})": size})
+    share = trace(0.06, mount="/dev/shm") + trace(50 / 64, mount="/proc/7/root/dev/shm")
+    traces = node_traces(**{"node_shm ": share, "shm used ({mount})": used, "shm size ({mount})": size})
     assert "shm 47.7/61 MiB" in "\n".join(screen(replace(known, series=replace(known.series, traces=traces))))
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
 
 from gpuwatch.api import Gpu, Run, Series
+from gpuwatch.api.client import Reply
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.query import Node, Query, Scope, Span, by_number
 from gpuwatch_dashboards.selection import in_order
+from gpuwatch_dashboards.sources import AgentSource
 from gpuwatch_dashboards.top import Reader, Sampled, queries
 from tests.unit.top.screens import NOW, RUN_TRACES, facts, run, trace
 
@@ -81,6 +85,23 @@ def test_the_mean_step_is_of_the_last_minute_and_leaves_empty_phases_out() -> No
     known = Sampled("r/0", NOW - 300, NOW, traces)
     assert known.phases_s() == {"data_wait": pytest.approx(0.064)}
     assert replace(known, traces={**traces, "steps": trace(0.0)}).phases_s() == {}
+
+
+def test_the_share_of_dev_shm_is_of_samples_of_the_same_times() -> None:
+    """Extremes of two series are at different times: hardly any of them can be divided."""
+
+    def reply(path: str, timeout_s: float) -> Reply:
+        asked = [dict(parse_qsl(text)) for text in parse_qs(urlsplit(path).query).get("q", ())]
+        answers = []
+        for each in asked:
+            value, at_s = (64.0, 0.0) if each["metric"] == "gpuwatch_shm_size_bytes" else (16.0, 2.0)
+            points = [[NOW - 300 + 6 * n + at_s * ("pick" in each), value] for n in range(1, 50)]
+            answers.append({"series": [{"labels": {"mount": "host"}, "points": points}] * ("shm" in each["metric"])})
+        return Reply(200, json.dumps({"runs": [], "host": "n", "collectors": [], "answers": answers}).encode())
+
+    known = Reader(AgentSource("http://agent", reply), lambda: NOW).read().series
+    assert [value for _, value in known.shm().points] == [0.25] * 49
+    assert known.shm("shm used ({mount})").last == 16.0
 
 
 def test_a_gpu_s_shares_are_of_the_last_minute() -> None:
