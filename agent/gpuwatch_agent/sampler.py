@@ -86,7 +86,7 @@ class Sampler(Background):
             self._jobs.update(sorted(records, key=lambda run: run.started_s))
             if self._history.was_behind:
                 logger.warning(
-                    "the previous agent served data that it did not write: GPU counters restart at 0, runs with their next message"
+                    "the previous agent served data that it had not written: GPU counters restart at 0, a run's continue with its next message"
                 )
             else:
                 self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)

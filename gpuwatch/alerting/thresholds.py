@@ -131,7 +131,7 @@ SHARED = {
     "throttled_ratio": "throttled_share",
 }
 """Thresholds of alerts that are those of the diagnosis: a site sets them once, in [thresholds]. Its [alerts] can differ."""
-_WORDS = (r"[\w|.:-]+", "a text of letters, digits and |")
+_WORDS = (r"[\w|.:-]+", "must consist of letters, digits and |")
 _URL = (r"https?://[^\s\"'{}`\\<>$]+", "must be a URL that begins with http:// or https://")
 _TEXTS = {"job": _WORDS, "throttle_reasons": _WORDS, "runbooks": _URL, "dashboards": _URL}
 _BOUNDS = {

@@ -158,7 +158,7 @@ def test_a_rank_for_which_the_others_wait_is_named_with_the_line_that_it_is_in(a
     line = next(n for n, text in enumerate(TRAINER.read_text().splitlines(), 1) if "sleep(3600)" in text)
     (late,) = {each["text"] for one in found for each in one["evidence"] if each["what"] == "late"}
     issued = re.fullmatch(
-        r"rank 2 has not issued all_reduce (\d+) of group default_pg 0, which other ranks wait in: (.*)", late
+        r"rank 2 has not issued all_reduce (\d+) of group default_pg 0, in which other ranks wait: (.*)", late
     )
     assert issued is not None and issued[2] == f"it is in save (ddp_trainer.py:{line})", late
     assert "stacks) to see where rank 2 is blocked" in found[0]["advice"]

@@ -109,7 +109,7 @@ def test_who_saves_at_the_same_moment_is_not_overwritten(grafana: FakeGrafana) -
     api = connect(grafana.url, EDITOR)
     grafana.before["POST", "/api/dashboards/db"] = lambda: grafana.edited_by_hand("gpuwatch-run", "Theirs")
     with pytest.raises(
-        GrafanaError, match=r"somebody saved it meanwhile \(save the dashboard Training run: .*changed by"
+        GrafanaError, match=r"someone else saved it in the meantime \(save the dashboard Training run: .*changed by"
     ):
         list(push_dashboards(api, grafana.url, older, "gpuwatch"))
     api.client.s.close()

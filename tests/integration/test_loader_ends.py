@@ -62,7 +62,7 @@ def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_called_so(tmp_path
     assert finding["cause"] == "worker_killed" and finding["title"] == "a loader worker was killed by the OOM killer"
     assert [each["value"] for each in finding["evidence"]] == [9, 1]
     assert finding["evidence"][1]["text"] == (
-        "the OOM killer has killed 1 process in that time (oom_kill); its cgroup is limited to 1 GiB"
+        "the OOM killer killed 1 process at that time (oom_kill); its cgroup is limited to 1 GiB"
     )
     assert (
         "num_workers 2 → 1" in finding["advice"]

@@ -190,7 +190,7 @@ def test_what_is_no_loader_is_told_with_what_to_do() -> None:
         (Mine(Items()), "is or returns a Mine, which gpuwatch cannot start with other settings"),
         (lambda: [1, 2], "is or returns a list, which gpuwatch cannot start"),
         (lambda path, num_workers: None, "needs path"),
-        (lambda num_workers: 5, "returned a int, which is no iterable"),
+        (lambda num_workers: 5, "returned a int, not an iterable"),
         (lambda num_workers: [], "gave no batch"),
         (lambda pin_memory: [], "no num_workers"),
     ):

@@ -172,7 +172,7 @@ def heat_card(steps: Steps) -> Card:
     waited = steps.columns.get("data_wait_s")
     if waited is None or len(steps.step) < 2 or all(wait is None for wait in waited.max):
         head = PAGES.panel_head(HEAT_TITLE, "When did steps wait for data?")
-        return text_card("heat", head, "No step of this run is kept for this time.")
+        return text_card("heat", head, "No steps of this run are stored for this time range.")
     starts = sorted({epoch.step for epoch in steps.epochs})
     by_epoch = len(starts) >= 2
     first, last = steps.step[0], steps.step[-1] + steps.count[-1]
@@ -194,7 +194,7 @@ def heat_card(steps: Steps) -> Card:
     known = sorted(wait for wait, _ in cells.values())
     most = full_colour_s(known)
     if not by_epoch:
-        wrap, names = "Each row is as many steps", [f"{edge:,}" for edge in edges]
+        wrap, names = "All rows have the same number of steps", [f"{edge:,}" for edge in edges]
     elif together == 1:
         wrap, names = "Each row is an epoch", [f"epoch {number + 1}" for number in range(len(edges))]
     else:

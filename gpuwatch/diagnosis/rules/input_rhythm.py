@@ -16,8 +16,8 @@ from gpuwatch.ledger.states import INPUT_WAIT
 
 @lone("make the loader keep up, then raise prefetch_factor", stacks="workers", alert=None, runbook="GpuStarved")
 def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the wait repeats every `num_workers` steps (autocorrelation ≥ `burst_correlation`), and falls on one
-    step of each round: ≥ `burst_share` of the way from evenly spread to all of it."""
+    """Found when the wait repeats every `num_workers` steps (autocorrelation ≥ `burst_correlation`) and is concentrated in
+    one step of each round: by ≥ `burst_share`, if an even wait is 0% and a wait in one step only is 100%."""
     count, share, prefetch = window.workers or 0, window.share(INPUT_WAIT), prefetch_of(window.loader)
     if count < 2 or share < thresholds.input_share or window.waits_hidden_in:
         return None
@@ -69,10 +69,13 @@ def share_of_slowest(values: Sequence[float], count: int) -> float:
     return sum(max(each) for each in rounds) / whole if whole > 0 else 0.0
 
 
-@lone("persistent_workers=True, longer passes", explains=("input_unexplained",), stacks="workers", alert="EpochPauses")
+@lone(
+    "set persistent_workers=True, or make passes longer",
+    explains=("input_unexplained",), stacks="workers", alert="EpochPauses",
+)  # fmt: skip
 def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when first batches take ≥ `first_batch_factor` × the median and ≥ `first_batch_share` of the step time; a
-    single one ≥ `input_share` of all time; or each batch is the first one of an iterator, for ≥ `input_share` of it."""
+    """Found when first batches take ≥ `first_batch_factor` × the median wait and ≥ `first_batch_share` of the step time, a
+    single first batch takes ≥ `input_share` of all time, or a new iterator for each batch takes ≥ `input_share` of it."""
     steps, loader = window.steps, window.loader
     firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
     if not firsts or len(steps) < thresholds.min_steps or window.waits_hidden_in:
@@ -94,7 +97,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
         advice = "create the iterator once, before the loop (batches = iter(loader)), and call next(batches) in it"
     elif len(firsts) == 1:
         share = lost / (window.duration_s or 1.0)  # of the others only the last ones are known
-        title, much = "the first batch takes long", share >= thresholds.phase_share
+        title, much = "the first batch takes a long time", share >= thresholds.phase_share
         if not (window.first_step_s and much and pause >= 10 * thresholds.first_batch_min_s):
             severity = "info"  # it is not the run's, or no headline
         if place is not None and place.ratio >= 0.5:

@@ -184,7 +184,7 @@ def test_a_file_of_an_older_schema_is_renamed_and_a_new_one_begun(
 ) -> None:
     path = tmp_path / "history.db"
     shutil.copy(VERSION_1, path)
-    with pytest.raises(ConfigError, match="no history that this gpuwatch knows"):
+    with pytest.raises(ConfigError, match="not a history that this gpuwatch reads"):
         HistoryReader.checked(path)
     history = History(path)
     (renamed,) = (each for each in tmp_path.iterdir() if "damaged" in each.name)

@@ -38,7 +38,7 @@ WAITS = Standstill("train (train.py:30)", (issued(6, pending=True),))
 def test_the_rank_that_is_behind_is_named_with_its_place_and_the_stacks_to_take() -> None:
     finding = diagnosed(WAITS, WAITS, Standstill("save (save.py:41)", (issued(5),)), WAITS)
     assert finding.rank == 2 and finding.title.endswith("the other ranks wait for rank 2")
-    text = "rank 2 has not issued all_reduce 6 of group default_pg 0, which other ranks wait in: it is in save (save.py:41)"
+    text = "rank 2 has not issued all_reduce 6 of group default_pg 0, in which other ranks wait: it is in save (save.py:41)"
     assert late(finding) == [text]
     assert "to see where rank 2 is blocked" in finding.advice
     assert finding.evidence[-1].text == "the training thread is inside a step, in train (train.py:30)"
@@ -73,7 +73,7 @@ def test_a_rank_that_waits_in_another_collective_of_the_same_number_is_named() -
     gathers = Standstill("", (issued(6, True, operation="all_gather"),))
     finding = diagnosed(WAITS, gathers, WAITS)
     assert finding.rank is None
-    text = "rank 1 has not issued all_reduce 6 of group default_pg 0, which other ranks wait in: it waits in all_gather 6 of group default_pg 0"
+    text = "rank 1 has not issued all_reduce 6 of group default_pg 0, in which other ranks wait: it waits in all_gather 6 of group default_pg 0"
     assert late(finding) == [text]
 
 

@@ -81,7 +81,7 @@ def test_a_kill_for_lack_of_memory_tells_the_kernels_count_and_the_limit() -> No
     assert finding is not None and "raise the job's memory limit of 4 GiB (docker run --memory=…" in finding.advice
     assert [(e.what, e.value, e.text) for e in finding.evidence] == [
         ("exit signal", 9, "worker pid 4711 ended with SIGKILL"),
-        ("oom kills", 2, "the OOM killer has killed 2 processes in that time (oom_kill); its cgroup is limited to 4 GiB"),
+        ("oom kills", 2, "the OOM killer killed 2 processes at that time (oom_kill); its cgroup is limited to 4 GiB"),
     ]  # fmt: skip
     anywhere = worker_killed(dead(SIGKILL, True))
     assert anywhere is not None and "more memory (docker" in anywhere.advice and len(anywhere.evidence) == 1

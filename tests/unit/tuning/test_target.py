@@ -34,7 +34,7 @@ def test_a_function_is_found_by_module_by_file_and_within_a_class(directory: Pat
 @pytest.mark.parametrize(
     ("name", "code", "says"),
     [
-        ("tuned_b", "", "is no module:function; give e.g. train:make_loader"),
+        ("tuned_b", "", "is not MODULE:FUNCTION; give e.g. train:make_loader"),
         ("tuned_c:make", None, "no module 'tuned_c' in"),
         ("tuned_d.py:make", None, "there is no file tuned_d.py"),
         ("tuned_e:make", "def build(): ...", "tuned_e has no 'make'; it defines build"),
