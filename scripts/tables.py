@@ -1,9 +1,10 @@
-"""Write the tables of docs that code has the facts of, between their marks: causes, also those of each runbook, and collectors."""
+"""Write the tables of the docs whose content is in the code, between their marks: causes (also in each runbook) and collectors."""
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -68,7 +69,8 @@ def findings(runbook: str) -> str:
     own = [rule for rule in RULES if rule.runbook == runbook]
     text = table("finding", "found when", "change", rows=((f"`{r.cause}`", found_when(r)[0], r.change) for r in own))
     more = ", ".join(f"`{rule.cause}`" for rule in own if rule.stacks)
-    return text + f"\n`gpuwatch stacks RUN` shows the code behind {more}.\n" * bool(more)
+    line = textwrap.fill(f"`gpuwatch stacks RUN` shows the code behind {more}.", 120, break_on_hyphens=False)
+    return text + f"\n{line}\n" * bool(more)
 
 
 def collectors() -> str:

@@ -17,7 +17,7 @@ from gpuwatch.ledger.states import INPUT_WAIT
 @lone("make the loader keep up, then raise prefetch_factor", stacks="workers", alert=None, runbook="GpuStarved")
 def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when the wait repeats every `num_workers` steps (autocorrelation ≥ `burst_correlation`) and is concentrated in
-    one step of each round: by ≥ `burst_share`, if an even wait is 0% and a wait in one step only is 100%."""
+    one step of each round (≥ `burst_share`, where 0% is evenly spread and 100% is all of it in one step)."""
     count, share, prefetch = window.workers or 0, window.share(INPUT_WAIT), prefetch_of(window.loader)
     if count < 2 or share < thresholds.input_share or window.waits_hidden_in:
         return None
