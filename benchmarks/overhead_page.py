@@ -43,7 +43,7 @@ def targets(costs: Costs, extras: Mapping[str, Any]) -> list[str]:
         return None if added is None or others is None else added + others
 
     def ratio(key: str) -> float | None:
-        """Of more than the clocks and the queue: evidence and samples, which nobody does without."""
+        """Of more than the clocks and the queue: evidence and samples, which every user has."""
         ours, theirs = of("whole_host_timeline", "added_us"), of(key, "added_us")
         return ours / theirs if ours is not None and theirs else None
 

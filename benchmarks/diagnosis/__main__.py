@@ -35,7 +35,7 @@ PAGE = ROOT / "docs" / "evidence" / "diagnosis.md"
 
 
 class Kept:
-    """What was said so far, in a file where one is given."""
+    """The outcomes so far, in a file where one is given."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -54,7 +54,7 @@ class Kept:
 
 
 def perform(numbers: Sequence[int], at_once: int, tries: int, kept: Kept) -> list[Judged]:
-    """Return what was said of these programs. Those that compute run one after another, after all others."""
+    """Return the outcomes of these programs. Those that compute run one after another, after all others."""
 
     def one(number: int) -> Judged:
         judged = Judged(kept.outcome.get(PROGRAMS[number].name) or Outcome(PROGRAMS[number], skipped="not yet"))
@@ -89,7 +89,7 @@ def main() -> int:
         "--go-on",
         type=Path,
         metavar="FILE",
-        help="keep what was said in a file, and do not run again what was understood",
+        help="keep the outcomes in a file, and do not rerun programs whose cause was found",
     )
     parser.add_argument("--at-once", type=int, default=4, metavar="N", help="programs that sleep, at a time [4]")
     parser.add_argument(

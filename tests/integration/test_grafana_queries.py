@@ -192,7 +192,7 @@ def test_every_query_of_every_panel_has_data(site: Site, dashboard: str) -> None
         expected = [a for a in asked if a.panel not in ABSENT and (dashboard, a.panel, a.ref_id) not in NO_DATA]
         return [a for a in expected if not site.ask(a)]
 
-    # a scrape may just have been late; one more look in the end, so that it is said which are silent
+    # a scrape may just have been late; one more query in the end, to name those that are silent
     with contextlib.suppress(AssertionError):
         wait_for("every panel", lambda: not silent(), 60, 2)
     assert [(a.panel, a.ref_id) for a in silent()] == []

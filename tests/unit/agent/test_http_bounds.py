@@ -111,7 +111,7 @@ def test_wrong_requests_are_logged_once_a_minute() -> None:
 
 
 @pytest.mark.parametrize("ending", ["Connection: close\r\n", ""])
-def test_answers_that_nobody_reads_are_bounded_in_bytes_and_time(
+def test_answers_that_no_client_reads_are_bounded_in_bytes_and_time(
     history: History, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr(http, "_MOST_UNREAD", 30 << 20)

@@ -1,4 +1,4 @@
-"""Sources over canned answers: what is decoded, what is asked, and what is said when it fails."""
+"""Sources over canned answers: what is decoded, what is asked, and what is reported when it fails."""
 
 from __future__ import annotations
 

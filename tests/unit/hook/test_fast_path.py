@@ -130,7 +130,7 @@ class Fetches:
 
 
 def reported(script: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return everything that is told of the script."""
+    """Return everything that is reported of the script."""
     clock = Clock()
     watch = fake_watch(clock, monkeypatch)
     Program(watch, clock).run(script)
@@ -145,7 +145,7 @@ def reported(script: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(script=programs)
-def test_any_loop_is_told_alike_by_the_hot_path_and_without_it(
+def test_any_loop_is_reported_alike_by_the_hot_path_and_without_it(
     script: list[tuple[str, str, int]],
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -247,7 +247,7 @@ def test_an_empty_loader(watch: Watch, clock: Clock) -> None:
     assert steps(watch) == 0
 
 
-def test_a_loader_that_cannot_be_iterated_says_what_it_always_said(watch: Watch) -> None:
+def test_a_loader_that_cannot_be_iterated_raises_what_it_always_raised(watch: Watch) -> None:
     with pytest.raises(TypeError, match="'int' object is not iterable"):
         iter(watch.steps(7))  # type: ignore[arg-type]
     assert not watch._recorder.in_step and watch._recorder.levels == []

@@ -212,7 +212,7 @@ def test_a_wait_outside_of_any_step_belongs_to_the_next_step() -> None:
     assert line.counts.phases_ns["data_wait"] == 8 * MS and line.counts.steps == 1
 
 
-def test_a_level_that_is_closed_late_closes_nobody_elses() -> None:
+def test_a_level_that_is_closed_late_closes_no_other_level() -> None:
     bench = Bench()
     old = bench.recorder.enter("eval", bench.clock())
     bench.recorder.exit(old, bench.clock())
@@ -279,7 +279,7 @@ def test_training_may_happen_in_another_thread() -> None:
     assert in_thread(recorder.claim_thread)
 
 
-def test_nobody_records_after_the_end() -> None:
+def test_nothing_is_recorded_after_the_end() -> None:
     recorder = Recorder(Clock())
     recorder.thread = CLOSED
     assert not recorder.claim_thread() and not recorder.claim_thread(steps=False)

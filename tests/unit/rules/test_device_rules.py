@@ -129,7 +129,7 @@ def test_heat_is_a_warning_and_the_power_limit_is_not() -> None:
     assert capped is not None and capped.severity == "info"
 
 
-def test_throttling_is_quiet_when_rare_or_idle_and_abstains_when_not_told() -> None:
+def test_throttling_is_quiet_when_rare_or_idle_and_abstains_when_not_reported() -> None:
     assert throttled(replace(HEALTHY, gpus=(gpu(throttled={"thermal": 0.2}),))) is None
     assert throttled(replace(STARVED, gpus=(gpu(throttled={"thermal": 1.0}),))) is None
     assert throttled(replace(HEALTHY, gpus=(gpu(),))) is None

@@ -83,7 +83,7 @@ def test_a_rank_that_waits_in_another_collective_of_the_same_number_is_named() -
         (WAITS, WAITS),  # what they wait for is on another node
         (WAITS, None),  # it makes progress
         (Standstill("f (a.py:1)"), Standstill("f (a.py:1)")),  # no flight recorder
-        (Standstill("", (issued(6),)), Standstill("", (issued(5),))),  # nobody waits in a collective
+        (Standstill("", (issued(6),)), Standstill("", (issued(5),))),  # no rank waits in a collective
     ],
 )
 def test_no_rank_is_named_where_none_is_known_to_be_late(ranks: Any) -> None:
@@ -97,7 +97,7 @@ def test_of_many_late_ranks_three_are_named() -> None:
     assert finding.rank is None and len(late(finding)) == 3
 
 
-def test_while_a_rank_is_in_a_phase_only_one_that_is_known_to_be_waited_for_is_named_and_alerts_nobody() -> None:
+def test_while_a_rank_is_in_a_phase_only_one_that_is_known_to_be_waited_for_is_named_and_no_alert_is_raised() -> None:
     facts = tuple(RankFacts(rank, 9, 0.01, 0.0, 0.03, None, WAITS) for rank in range(2))
     window = replace(HEALTHY, stalled_s=60.0, activity="step", ranks=facts, may_wait_for_phase=True)
     assert stalled(window) is None

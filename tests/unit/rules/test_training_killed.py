@@ -20,7 +20,7 @@ def lost(oom: MemoryKills, **changes: object) -> Window:
     return replace(HEALTHY, oom=oom, **changes)  # type: ignore[arg-type]
 
 
-def test_a_kill_in_the_runs_own_group_is_told_with_limit_use_and_peak() -> None:
+def test_a_kill_in_the_runs_own_group_is_reported_with_limit_use_and_peak() -> None:
     finding = training_killed(lost(KILLED))
     assert finding is not None and finding.severity == "critical"
     assert finding.title == "the training process was killed by the OOM killer"
