@@ -22,13 +22,13 @@ _NUMBERS = asdict(THRESHOLDS)
 
 def found_when(rule: Rule) -> list[str]:
     """Return the paragraphs of a rule's docstring, without its first words, and with the thresholds' values. Exits for a rule without."""
-    words = rule.find.__doc__ or ""
-    if not words.startswith("Found when"):
+    text = rule.find.__doc__ or ""
+    if not text.startswith("Found when"):
         sys.exit(f"{rule.cause}: its docstring does not begin with 'Found when'")
     filled = re.sub(
         r"`(\w+)`",
         lambda name: _value(name[1]) if name[1] in _NUMBERS else name[0],
-        words.removeprefix("Found when").lstrip(", "),
+        text.removeprefix("Found when").lstrip(", "),
     )
     return [" ".join(each.split()).rstrip(".") for each in filled.split("\n\n")]
 
@@ -80,8 +80,8 @@ def collectors() -> str:
 
 def sampled(of: Callable[..., object]) -> tuple[str, ...]:
     """Return the row of a collector."""
-    words = " ".join((of.__doc__ or "").split())
-    found = re.match(r"(?:Return |Yield )?(?:the )?(.+?)\. (?:.*\. )?Source: (`[^`]+`)\.", words)
+    text = " ".join((of.__doc__ or "").split())
+    found = re.match(r"(?:Return |Yield )?(?:the )?(.+?)\. (?:.*\. )?Source: (`[^`]+`)\.", text)
     if found is None:
         sys.exit(f"{name_of(of)}: its docstring does not begin with what it samples, and `Source: …` in backticks")
     return (f"`{name_of(of)}`", *found.groups())

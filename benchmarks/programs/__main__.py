@@ -100,7 +100,7 @@ def run(program: Program, *, watched: bool, used: int | None = None) -> dict[str
     return {**outcome, "words": done.stderr[-6000:], "failed": failed}
 
 
-def judge(program: Program, outcome: dict[str, Any]) -> list[str]:
+def evaluate(program: Program, outcome: dict[str, Any]) -> list[str]:
     """Return what is wrong with what gpuwatch named; empty when nothing is."""
     if outcome["failed"]:
         return [outcome["failed"]]
@@ -133,7 +133,7 @@ def measure(program: Program, compare: bool = True) -> dict[str, Any]:
     outcome = run(program, watched=True)
     row: dict[str, Any] = {
         "program": program,
-        "faults": judge(program, outcome),
+        "faults": evaluate(program, outcome),
         "outcome": outcome,
         "load": os.getloadavg()[0],
     }

@@ -101,11 +101,11 @@ def pressure(roots: Roots) -> Iterable[Sample]:
     Raises: NoData where the kernel has no PSI (CONFIG_PSI, psi=1).
     """
     folder, samples = roots.procfs / "pressure", []
-    for resource, words in _NAMES["pressure"].items():
+    for resource, names in _NAMES["pressure"].items():
         with contextlib.suppress(NoData):
             totals = proc.parse_pressure(read_text(folder / resource))
-            for line in words.keys() & totals.keys():
-                metric = f"gpuwatch_pressure_{resource}_{words[line]}_seconds_total"
+            for line in names.keys() & totals.keys():
+                metric = f"gpuwatch_pressure_{resource}_{names[line]}_seconds_total"
                 samples.append(Sample(metric, totals[line]))
     if not samples:
         raise NoData(f"{folder}: this kernel has no pressure information (boot it with psi=1)")

@@ -92,11 +92,11 @@ def speeds_card(base: RunReport, found: Sequence[Comparison]) -> Card:
         "yAxis": {"type": "category", "data": names, "inverse": True},
         "series": series,
     }
-    words = "; ".join(
+    values = "; ".join(
         f"{name}: predicted {p if p is not None else 'nothing'}, achieved {a if a is not None else 'not known'}"
         for name, p, a in zip(names, predicted, achieved, strict=True)
     )
-    return Card("panel-speeds", head, option, 60 + ROW_PX * len(found), f"{_SPEEDS}, times {base.name}: {words}")
+    return Card("panel-speeds", head, option, 60 + ROW_PX * len(found), f"{_SPEEDS}, times {base.name}: {values}")
 
 
 def steps_card(reports: Sequence[RunReport]) -> Card:

@@ -268,7 +268,7 @@ def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
         f"the phase {name} takes a large part of the run",
         share,
         Evidence("phase", share, "ratio", f"{name} takes {percent(share)} of the time"),
-        advice=next((text for words, text in _KINDS.items() if any(w in name.lower() for w in words.split())), ""),
+        advice=next((text for keys, text in _KINDS.items() if any(key in name.lower() for key in keys.split())), ""),
     )
 
 

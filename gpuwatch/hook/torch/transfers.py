@@ -118,7 +118,7 @@ class TransferWatch:
             if not is_cpu:
                 return self._reads_back(original, tensor, args, kwargs)
             device, clock = recorder.active_timeline, recorder.clock
-            waits = recorder.fed_ns > 0 or recorder.in_bounded_wait()
+            waits = recorder.copied_ns > 0 or recorder.in_bounded_wait()
             waits = bool(waits and (device is None or device.is_home) and recorder.end_bounded_wait(clock()))
             if recorder.doing() is not IN_STEP:
                 if device is None or recorder.doing() is not DATA_WAIT:
@@ -142,7 +142,7 @@ class TransferWatch:
                     last_ns = clock()
                     recorder.transfer_ns += last_ns - begin
                     if waits:
-                        recorder.fed()
+                        recorder.after_copy()
                     if token is not None and tensor.nbytes >= _BATCH_BYTES:
                         recorder.pinned = tensor.is_pinned()
             except Exception as error:  # a subclass with a device of its own making: its copy is not timed

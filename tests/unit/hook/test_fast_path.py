@@ -20,7 +20,7 @@ from gpuwatch.hook.watch import Watch
 from tests.unit.hook.fakes import Clock, fake_watch, turn
 
 BODY = (
-    "work", "work", "work", "work", "work", "data", "transfer", "phase", "checkpoint_open", "step", "inner", "inner_broken", "zip", "fold",
+    "work", "work", "work", "work", "work", "data", "transfer", "phase", "checkpoint_open", "step", "inner", "inner_broken", "zip", "apply",
     "report", "kept", "device", "raise", "nap", "to", "to",
 )  # fmt: skip
 FETCH = ("come", "come", "come", "come", "data", "inner", "raise", "slow")
@@ -87,7 +87,7 @@ class Program:
         elif action == "zip":
             for _ in zip(watch.steps(self.few(4)), watch.steps(self.few(3)), strict=False):
                 clock.now_ns += 13_000
-        elif action == "fold":
+        elif action == "apply":
             turn(watch)
         elif action == "report":
             watch.report()

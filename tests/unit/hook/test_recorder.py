@@ -24,7 +24,7 @@ from tests.unit.hook.fakes import MS, BlindWatcher, Clock, S
 
 OPERATIONS = (
     "begin_a", "begin_b", "end_step", "data", "transfer", "end_part", "enter_eval", "enter_other", "enter_loop",
-    "exit_inner", "exit_outer", "exit_gone", "abandon", "unfed", "fold", "report", "news",
+    "exit_inner", "exit_outer", "exit_gone", "abandon", "no_batch", "apply", "report", "delta",
 )  # fmt: skip
 
 steps_of_time = st.one_of(
@@ -68,11 +68,11 @@ class Bench:
             recorder.exit(which[operation.partition("_")[2]], now)
         elif operation == "abandon":
             recorder.abandon(now)
-        elif operation == "unfed":
+        elif operation == "no_batch":
             recorder.lacks_batch = recorder.in_step
-        elif operation == "fold":
+        elif operation == "apply":
             self.accounts.apply(now)
-        elif operation == "news":
+        elif operation == "delta":
             self.accounts.take_delta()
         elif operation == "report":
             self.report()
@@ -120,7 +120,7 @@ def test_when_the_log_is_folded_changes_no_total(script: list[tuple[str, int]], 
     for operation, elapsed in script:
         for bench in benches:
             bench.clock.now_ns += min(elapsed, 300 * MS)
-            if operation not in ("fold", "report"):
+            if operation not in ("apply", "report"):
                 bench.do(operation)
         if chance.random() < 0.3:
             benches[1].accounts.apply(benches[1].clock())

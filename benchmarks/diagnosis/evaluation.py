@@ -1,4 +1,4 @@
-"""Was the cause named? One `Judged` for each program that has run."""
+"""Was the cause named? One `Evaluated` for each program that has run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .stage import ALARMS, Outcome
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluated:
     """The outcome of a program, compared with the truth."""
 
     outcome: Outcome
