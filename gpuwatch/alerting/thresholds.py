@@ -24,7 +24,7 @@ class AlertThresholds:
     starved_window_s: float = 300
     starved_min_training_s: float = 60  # Training time that the window must hold before a share of it means anything.
     starved_for_s: float = 120  # At most window minus minimum, or training between long evaluations never fires.
-    sweep_window_s: float = 600  # Runs that begin and end within it, such as trials, are judged together, by owner.
+    sweep_window_s: float = 600  # Runs that begin and end within it, such as trials, count together, by owner.
     sweep_runs: float = 3  # How many must have ended within three windows: as trials as long as the window do.
     sweep_for_s: float = 120
     inefficient_gpus: float = 0.25  # How many GPUs' work a finding must cost: its share of the time times the ranks.

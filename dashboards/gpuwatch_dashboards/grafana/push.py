@@ -168,7 +168,7 @@ def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, for
             return Pushed(what, "unchanged", meta.get("url", ""))
         if not str(last.get("message", "")).startswith(_OURS) and not force:
             raise GrafanaError(
-                f"{what}: was changed by {last.get('createdBy') or 'somebody'} at {url} (version {last.get('version')}): "
+                f"{what}: was changed by {last.get('createdBy') or 'someone'} at {url} (version {last.get('version')}): "
                 "save it there under another name to keep the changes, then push with --force"
             )
         dashboard = {**dashboard, "id": existing["dashboard"].get("id"), "version": existing["dashboard"]["version"]}
