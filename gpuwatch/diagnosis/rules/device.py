@@ -241,8 +241,7 @@ def mfu_mismatch(window: Window, thresholds: Thresholds) -> Finding | None:
         severity="info",
         advice="count the operations of one rank only (6 per token and active parameter, 2 of them in the forward pass), and check peak_flops"
         if gap > 0
-        else "set peak_flops to the dense peak (data sheets often give the sparse one first, which is twice as high), and count all operations; "
-        "recomputed activations keep the tensor cores busy, but do not count for MFU",
+        else "set peak_flops to the dense peak (data sheets often give the sparse one first, which is twice as high), and count all operations; recomputed activations keep the tensor cores busy, but do not count for MFU",
     )
 
 

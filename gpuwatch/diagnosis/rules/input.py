@@ -197,8 +197,7 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
             return None  # a thread that waits for a core after each wake-up looks as if it worked
     text = "the training thread is on the CPU for {} of a fetch: it unpickles or modifies the batch"
     title = "receiving batches from the workers is expensive in the training thread"
-    advice = "return few large tensors from the workers (collate and convert there) instead of many Python objects, and do little to a "
-    advice += "batch between loader and step"
+    advice = "return few large tensors from the workers (collate and convert there) instead of many Python objects, and do little to a batch between loader and step"
     if place is not None and place.ratio >= 0.25 and place.file:  # a sampler, or a wrapper around the loader
         title = f"the training thread itself works in a fetch, in {place.function}"
         advice = f"make {place.function} cheaper, or let the workers do it (dataset, collate_fn)"

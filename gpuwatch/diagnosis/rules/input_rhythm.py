@@ -105,8 +105,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
             shorter = f"shorten it: cache its result, or compute it on first use ({place.function})"
             advice = shorter if place.file else advice
             if place.function in (SPAWNS, SPAWNED):
-                advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start "
-                advice += "the workers by fork (multiprocessing_context)"
+                advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start the workers by fork (multiprocessing_context)"
     else:
         least = thresholds.first_batch_share
         if window.workers and not loader.persistent_workers:
