@@ -130,7 +130,7 @@ def test_a_file_gives_the_report_of_the_agent_that_wrote_it(history: Path) -> No
 def test_a_limit_ends_with_1_and_says_by_how_much(history: Path) -> None:
     done = gpuwatch("report", "starved", "--history", history, "--markdown", "--fail-on", "input_wait=0.1")
     assert done.returncode == 1
-    assert "points over the limit of 10%" in done.stderr and "limit broken: input" in done.stdout
+    assert "points over the limit of 10%" in done.stderr and "limit exceeded: input" in done.stdout
     assert gpuwatch("report", "fed", "--history", history, "--markdown", "--fail-on", "stalled=0.5").returncode == 0
 
 
