@@ -83,7 +83,7 @@ class TransferWatch:
 
         @functools.wraps(original)
         def timed(tensor: Any, place: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
-            # The usual copy, in a usual step and to the usual place, whose result is on no CPU. Each look here is paid for by every batch.
+            # The fast path: a normal copy in a normal step, to the usual device and not to a CPU. Each check here is a cost for every batch.
             if (
                 place is known
                 and recorder.steady is not None
