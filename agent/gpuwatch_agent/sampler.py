@@ -251,7 +251,7 @@ class Sampler(Background):
         return samples
 
     def _history_samples(self) -> Iterator[Sample]:
-        """Yield the history's own series: those on a page tell whether what it has is written."""
+        """Yield the history's own series: those on a page show whether its data is written."""
         yield Sample("gpuwatch_history_bytes", self._history.size_bytes)
         yield Sample("gpuwatch_history_failures_total", self._history.failures + self.writer.skipped)
         yield Sample("gpuwatch_history_bad_rows_total", self._history.bad_rows)

@@ -40,7 +40,7 @@ def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
 
 
 def round_correlation(window: Window, thresholds: Thresholds, count: int) -> float | None:
-    """Return the autocorrelation of the wait at a lag of `count` steps; None with too few rounds in a pass to tell."""
+    """Return the autocorrelation of the wait at a lag of `count` steps; None if a pass has too few rounds."""
     waits = longest_pass(window)
     return None if len(waits) < max(4 * count, thresholds.min_steps) else autocorrelation(waits, count)
 
@@ -81,15 +81,15 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     if not firsts or len(steps) < thresholds.min_steps or window.waits_hidden_in:
         return None
     later = [*steps.later((steps.data_wait_s,))[0]]
-    typical, pause = median(later or [0.0]), median(firsts)
-    lost = sum(max(0.0, first - typical) for first in firsts)
+    normal, pause = median(later or [0.0]), median(firsts)
+    lost = sum(max(0.0, first - normal) for first in firsts)
     whole = sum(steps.data_wait_s) + sum(steps.transfer_s) + sum(steps.compute_s)
     share = lost / whole if whole > 0 else 0.0
-    first = f"the first batch of a pass takes {duration(pause)}, later ones {duration(typical)} (medians)"
+    first = f"the first batch of a pass takes {duration(pause)}, later ones {duration(normal)} (medians)"
     severity: Severity = "critical" if share >= thresholds.input_share_critical else "warning"
     title, who = "every pass over the loader begins with a pause", "a worker" if window.workers else "the dataset"
     advice = f"shorten what {who} does before its first item (opening files, shuffling an index, imports), or make passes longer"
-    least_s, least = max(thresholds.first_batch_min_s, thresholds.first_batch_factor * typical), thresholds.input_share
+    least_s, least = max(thresholds.first_batch_min_s, thresholds.first_batch_factor * normal), thresholds.input_share
     place = window.first_place if len(firsts) == 1 else None
     if not later:  # what follows a single batch is in no step
         share, least_s = window.share(INPUT_WAIT), 0.0

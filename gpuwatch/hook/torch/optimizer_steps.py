@@ -104,7 +104,7 @@ class OptimizerSteps:
             recorder.abandon_bounded(recorder.clock())
 
     def first_step(self, of_pass: object) -> None:
-        """A pass has its first batch; `evaluates` can tell after its first step whether it is an evaluation."""
+        """A pass has its first batch; `evaluates` shows after its first step whether it is an evaluation."""
         self.await_call()
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
         if self.count:
