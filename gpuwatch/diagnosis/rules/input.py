@@ -226,9 +226,9 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     evidence, ahead = measured("out of order", ratio, text), (ratio or 0.0) >= thresholds.worker_ahead
     if len(ratios) >= 3 and window.workers == len(ratios):
         busiest, *others = sorted(ratios, reverse=True)
-        typical = median(others)
-        text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)}: {percent(typical)} (median)"
-        uneven = busiest >= thresholds.worker_busy and typical <= thresholds.worker_uneven * busiest
+        normal = median(others)
+        text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)}: {percent(normal)} (median)"
+        uneven = busiest >= thresholds.worker_busy and normal <= thresholds.worker_uneven * busiest
         evidence += [Evidence("slowest worker", busiest, "ratio", text)] if uneven else []
         ahead |= uneven and (round_correlation(window, thresholds, len(ratios)) or 0.0) >= thresholds.burst_correlation
     if not ahead:
