@@ -165,7 +165,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             stack.callback(process.kill)
         held = [(process.pid,) for process in (*processes[1:], processes[0])]
         write(*held, ())
-        time.sleep(2)  # the driver tells of XIDs that come while somebody listens
+        time.sleep(2)  # the driver reports XIDs that occur while a subscriber listens
         write(*held, (), xids=(79,))
         here = Site(prometheus, agent)
         for ready in (

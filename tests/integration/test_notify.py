@@ -1,4 +1,4 @@
-"""The agent tells a webhook by itself: one that fails, hangs and comes back, over restarts of the agent."""
+"""The agent notifies a webhook by itself: one that fails, hangs and comes back, over restarts of the agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("apprise")
 
 
 def quick_config(directory: Path, *urls: str) -> dict[str, str]:
-    """Return an environment whose agent tells these after 3 s of starving."""
+    """Return an environment whose agent notifies these after 3 s of starving."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "gpuwatch.toml"
     listed = ", ".join(f'"{url}"' for url in urls)

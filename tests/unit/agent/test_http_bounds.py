@@ -1,4 +1,4 @@
-"""The agent's HTTP server under slow, many and wrong clients; what /healthz tells of a thread that hangs."""
+"""The agent's HTTP server under slow, many and wrong clients; what /healthz reports about a thread that hangs."""
 
 from __future__ import annotations
 

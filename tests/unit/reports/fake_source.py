@@ -1,4 +1,4 @@
-"""A source that knows what a test tells it: one run of 100 steps, 60 ms of wait and 40 ms of compute each."""
+"""A source with the data that a test gives it: one run of 100 steps, 60 ms of wait and 40 ms of compute each."""
 
 from __future__ import annotations
 
