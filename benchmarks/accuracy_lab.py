@@ -219,7 +219,7 @@ class Lab:
         return self.watch.steps(loader, **options)
 
     def train(self, launch_s: float, host_s: float = 0.0, after_s: float = 0.0, optimizer: bool = True) -> None:
-        """One step's body: a launch, host work beside it, the optimizer, other host work; then the next batch is asked for."""
+        """One step's body: a launch, host work meanwhile, the optimizer, other host work; then the next batch is asked for."""
         self.truth.now(LAUNCH)
         self.device.launch(launch_s)
         if host_s:

@@ -1,4 +1,4 @@
-"""What the agent costs, beside node_exporter on the same machine in the same minutes; written into docs/evidence/agent.md.
+"""What the agent costs, compared with node_exporter on the same machine in the same minutes; written into docs/evidence/agent.md.
 
     python -m benchmarks.agent [--only node|otlp|full|ingest|history|flood] [--seconds 60] [--flood-seconds 120]
 
@@ -69,7 +69,7 @@ def node_part(directory: Path, seconds: int) -> list[str]:
 def compare(pid: int, url: str, share: float, other: int, other_url: str, seconds: int) -> list[str]:
     """Scrape both in turns, each time a new sample of the agent's; return medians and CPU a scrape.
 
-    The agent answers in its main thread, which does nothing else: a scrape's CPU is what that takes beyond `share`, its cost when nobody asks.
+    The agent answers in its main thread, which does nothing else: a scrape's CPU is what that takes beyond `share`, its cost without scrapes.
     """
     times: dict[str, list[float]] = {url: [], other_url: []}
     begin_s, own, others = time.monotonic(), main_thread_cpu_s(pid), cpu_s(other)
@@ -91,7 +91,7 @@ def compare(pid: int, url: str, share: float, other: int, other_url: str, second
 
 
 def full_part(directory: Path) -> list[str]:
-    """How many series the same node has, by what they tell of: with the standard set and with all."""
+    """How many series the same node has, by what they describe: with the standard set and with all."""
     found: dict[str, Counter[str]] = {}
     for kind in ("standard", "full"):
         place = directory / kind
@@ -110,7 +110,7 @@ def full_part(directory: Path) -> list[str]:
 
 
 def group(series: str) -> str:
-    """Return what a series tells of, in words."""
+    """Return what a series describes, as text."""
     name, _, labels = series.partition("{")
     if "GPU-" in labels and "UUID=" in labels:
         ledger = name in ("gpuwatch_gpu_seconds_total", "gpuwatch_gpu_ledger_watermark_timestamp_seconds")

@@ -51,14 +51,14 @@ class KeptSteps(MadeUpSteps):
 
     reader: HistoryReader | None = None
 
-    def condensed(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
+    def downsampled(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
         assert self.reader is not None
         return self.reader.steps("million", 0, int(query["points"]))
 
 
 @contextlib.contextmanager
 def a_million_kept(start_s: float) -> Iterator[HistoryReader]:
-    """Give a history that holds them, and print how long it takes to condense them."""
+    """Give a history that holds them, and print how long it takes to downsample them."""
     names = [name for name in wire.STEP_COLUMNS if name not in ("start_ns", "epoch_start", "comm_wait_ns")]
     chance = random.Random(1)
     columns = [
@@ -78,7 +78,7 @@ def a_million_kept(start_s: float) -> Iterator[HistoryReader]:
             begin = time.process_time()
             assert history.reader.steps("million", 0, 6000)["steps"] == MESSAGES * PER_MESSAGE
             times.append(time.process_time() - begin)
-        print(f"the agent condenses 1,000,000 steps in {statistics.median(times):.2f} s of CPU", flush=True)
+        print(f"the agent downsamples 1,000,000 steps in {statistics.median(times):.2f} s of CPU", flush=True)
         yield history.reader
         history.close()
 

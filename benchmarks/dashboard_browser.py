@@ -106,9 +106,9 @@ def a_hidden_tab(url: str, seconds: float) -> None:
 
 
 def a_million_steps(url: str) -> None:
-    """Print how long the page "Run" takes to show a million steps, the agent's reading and condensing of them included.
+    """Print how long the page "Run" takes to show a million steps, the agent's reading and downsampling included.
 
-    The page's process keeps what it was told of a run that is over: the first time is the one of who comes first.
+    The page's process keeps what it has received of a run that is over: the first time is that of the first visitor.
     """
     with chromium() as browser:
         for name in ("first", "again"):

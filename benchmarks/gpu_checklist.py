@@ -1,6 +1,6 @@
 """Check gpuwatch on a real GPU in five minutes, and print a table to paste into an issue.
 
-    pip install -e .            # beside a torch that has your GPU
+    pip install -e .            # with a torch that has your GPU
     python benchmarks/gpu_checklist.py
 
 What it does: the accuracy scenarios with events around each launch as the truth, the cost of each event call, and the time that a watched

@@ -1,4 +1,4 @@
-"""What the hook adds to a step, in microseconds on the training thread, beside a torch step of about 75 µs.
+"""What the hook adds to a step, in microseconds on the training thread, compared with a torch step of about 75 µs.
 
 python benchmarks/hook_cost.py [--blocks 60] [--steps 300]
 
@@ -19,7 +19,7 @@ from time import perf_counter_ns
 from typing import Any
 
 os.environ.setdefault("GPUWATCH_QUIET", "1")
-os.environ["GPUWATCH_ENDPOINT"] = f"ipc://{tempfile.gettempdir()}/gpuwatch-nobody-{os.getpid()}.sock"
+os.environ["GPUWATCH_ENDPOINT"] = f"ipc://{tempfile.gettempdir()}/gpuwatch-no-agent-{os.getpid()}.sock"
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What gpuwatch adds to a training step, beside what others add, in one run. Written to docs/evidence/overhead.md by `--write`.
+"""What gpuwatch adds to a training step, compared with what others add, in one run. Written to docs/evidence/overhead.md by `--write`.
 
 python benchmarks/hook_overhead.py [--only KEY] [--million] [--write]
 
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "overhead.md"
 
 
 def child(*options: str, prefix: tuple[str, ...] = (sys.executable,), **environment: str) -> tuple[Any, str]:
-    """Run this file with options in a process of its own; return its JSON, None if it failed, and what it said on stderr."""
+    """Run this file with options in a process of its own; return its JSON, None if it failed, and what it printed on stderr."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "out.json"
         given = [*options, "--out", str(out)]
@@ -74,7 +74,7 @@ def _traceml() -> dict[str, Any] | str:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", metavar="KEY", help="one variant, or one of: " + ", ".join(EXTRAS))
-    parser.add_argument("--million", action="store_true", help="train 1,000,000 steps and look at the memory")
+    parser.add_argument("--million", action="store_true", help="train 1,000,000 steps and measure the memory")
     parser.add_argument("--write", action="store_true", help="write docs/evidence/overhead.md; with the million steps")
     parser.add_argument("--json", metavar="FILE", help="keep what was measured there")
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -91,7 +91,7 @@ def measure(variant: Variant) -> Cost:
 
 
 def _other_threads(loop: Loop, steps: int, seconds: float = 3.0) -> tuple[float, int]:
-    """Return the CPU time a step that threads beside the training thread take, in µs, over some turns of theirs; and the steps."""
+    """Return the CPU time a step that threads other than the training thread take, in µs, over some turns of theirs; and the steps."""
     began, count = time.monotonic(), 0
     cpu = time.process_time_ns() - time.thread_time_ns()
     while time.monotonic() - began < seconds:

@@ -43,7 +43,7 @@ def targets(costs: Costs, extras: Mapping[str, Any]) -> list[str]:
         return None if added is None or others is None else added + others
 
     def ratio(key: str) -> float | None:
-        """Of more than the clocks and the queue: evidence and samples, which nobody does without."""
+        """Of more than the clocks and the queue: evidence and samples, which every user has."""
         ours, theirs = of("whole_host_timeline", "added_us"), of(key, "added_us")
         return ours / theirs if ours is not None and theirs else None
 
@@ -106,9 +106,9 @@ python benchmarks/hook_overhead.py --write
 Written by that command on {platform.system()}, {os.cpu_count()} cores, {where}, Python {platform.python_version()}, torch {torch.__version__}. The step is forward, backward and SGD of a small
 model; without any tool it took {bare}, by the variant's process: the wider that range, the busier the machine was, and costs grow with it.
 
-Each variant runs in a separate process, where blocks of bare and of measured steps alternate. **Added** is the median over blocks of the block's median step less that of the
-bare blocks around it, **between the work** the part of it from the end of one step's work to the begin of the next one's: the bracketed cost, far less noisy, but without what a tool does
-inside the step and without the cold caches that it leaves. **÷ gpuwatch** is added µs over those of `watch(loader)`. The 99.9th percentile is of whole steps, with the lowest and highest of three thirds of the run.
+Each variant runs in a separate process, where blocks of bare and of measured steps alternate. **Added** is the median over blocks of the difference between the block's median step and that of the
+bare blocks around it. **Between the work** is the part of it from the end of one step's work to the start of the next one's: this bracketed cost is far less noisy, but does not include what a tool
+does inside the step, nor the effect of the cold caches that it leaves behind. **÷ gpuwatch** is added µs over those of `watch(loader)`. The 99.9th percentile is of whole steps, with the lowest and highest of three thirds of the run.
 
 {chr(10).join(table)}
 
@@ -116,8 +116,8 @@ inside the step and without the cold caches that it leaves. **÷ gpuwatch** is a
 
 {chr(10).join(targets(costs, extras))}
 
-An agent listening, {loss.get("a_second", 0):,.0f} steps a second: {loss.get("taken", 0):,} steps taken, {loss.get("reported", 0):,.0f} counted by the agent, {loss.get("records_lost", 0):,.0f} records lost. The wire
-takes {wire.get("at_10000", 0):.0f} bytes a step at 10,000 steps a second and {wire.get("at_200", 0):.0f} at 200, heartbeats and greetings included. Importing gpuwatch adds {memory.get("import_mb", 0):.1f} MB, running it for 30,000 steps {memory.get("added_mb", 0):.1f} MB in all.
+With an agent listening, at {loss.get("a_second", 0):,.0f} steps a second: {loss.get("taken", 0):,} steps taken, {loss.get("reported", 0):,.0f} counted by the agent, {loss.get("records_lost", 0):,.0f} records lost. Messages
+take {wire.get("at_10000", 0):.0f} bytes a step at 10,000 steps a second and {wire.get("at_200", 0):.0f} at 200, including heartbeats and Hello messages. Importing gpuwatch adds {memory.get("import_mb", 0):.1f} MB, running it for 30,000 steps {memory.get("added_mb", 0):.1f} MB in all.
 
-Not in the table: what TraceML has patched stays in its bare blocks, so its cost is at least what is shown. The model device's own Python is in its row; a CUDA event costs 1.2–2.5 µs to record.
+Not visible in the table: TraceML's patches remain in its bare blocks, so its cost is at least the value shown. The row of the model device includes the device's own Python; a CUDA event costs 1.2–2.5 µs to record.
 """

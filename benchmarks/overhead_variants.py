@@ -1,7 +1,7 @@
 """Loops over one small torch step, bare and measured by somebody: what `hook_overhead.py` compares.
 
 Every loop takes a number of steps and returns when the work of each step began and ended, in ns. A pair's two loops differ by the measuring alone: what is added
-by a Lightning profiler is told from Lightning's own loop, not from a bare one.
+by a Lightning profiler is distinguished from Lightning's own loop, not from a bare one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Work:
         return begin, perf_counter_ns()
 
     def bare(self, watch: Watch, copies: bool = False) -> Loop:
-        """Return the bare loop beside an open Watch, without what that adds to steps that no loader bounds."""
+        """Return the bare loop while a Watch is open, without what that adds to steps that no loader bounds."""
         plain = self.loop(copies=copies)
         by_optimizer = watch.session.torch_hooks.optimizer
 

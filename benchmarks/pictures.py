@@ -78,8 +78,8 @@ with gpuwatch.Watch(quiet=True) as watch:
 class Lively(MadeUpSteps):
     """Steps that wait for longer or shorter, as real ones do."""
 
-    def condensed(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
-        found = super().condensed(start_s, query)
+    def downsampled(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
+        found = super().downsampled(start_s, query)
         if found is None:
             return None
         chance = random.Random(7)

@@ -138,7 +138,7 @@ def _run(cell: Cell, workers: int) -> dict[str, Any]:
     arguments = [cell.kind, str(cell.fetch_ms), str(cell.workers), str(cell.compute_ms), str(workers)]
     environment = {
         **os.environ,
-        "GPUWATCH_ENDPOINT": "ipc:///tmp/gpuwatch-benchmark-nobody.sock",
+        "GPUWATCH_ENDPOINT": "ipc:///tmp/gpuwatch-benchmark-no-agent.sock",
         "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(

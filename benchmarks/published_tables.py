@@ -1,4 +1,4 @@
-"""Two tables that people have published about slow loaders, made again in shape, with gpuwatch's verdict beside each row.
+"""Two tables that people have published about slow loaders, made again in shape, with gpuwatch's verdict next to each row.
 
     python benchmarks/published_tables.py            # about 3 minutes; Markdown on stdout
     python benchmarks/published_tables.py --quick    # three rows of the first table, both ends of the second
@@ -8,7 +8,7 @@ A scale model: the times of fetch, copy and step are taken from the tables (a te
 that is only time, with a queue as a GPU has one. What is shown is what comes out of that when loaders, workers and queues are real: what a
 stopwatch on the host reads, and what gpuwatch's verdict.
 
-Exit status: 0 when every row has the verdict that the truth demands and compute is told to be what the device takes, else 1.
+Exit status: 0 when every row has the verdict that the truth demands and compute is reported as what the device takes, else 1.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def main() -> int:
         parser.error("--write takes all rows: leave --quick out")
     sweep = (SWEEP[0], SWEEP[2], SWEEP[-3]) if arguments.quick else SWEEP
     mnist = (MNIST[0], MNIST[-1]) if arguments.quick else MNIST
-    os.environ.update(GPUWATCH_ENDPOINT="ipc:///tmp/gpuwatch-benchmark-nobody.sock")
+    os.environ.update(GPUWATCH_ENDPOINT="ipc:///tmp/gpuwatch-benchmark-no-agent.sock")
     done = {row: measure(row) for row in (*sweep, *mnist)}
     first, second = ([(row, done[row]) for row in rows] for rows in (sweep, mnist))
     print("\n".join([*sweep_table(first), "", *mnist_table(second)]))

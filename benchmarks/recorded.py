@@ -51,7 +51,7 @@ class Host:
         self._turned_ns = begin_ns
         self.watch: Watch | None = None
         self.steps: list[StepRecord] = []
-        """What was folded so far."""
+        """What was applied so far."""
 
     @property
     def now_ns(self) -> int:
@@ -62,10 +62,10 @@ class Host:
         while self.watch is not None and self._turned_ns + _TURN_NS <= at_ns:
             self._turned_ns += _TURN_NS
             self._set(self._turned_ns)
-            self.fold()
+            self.apply()
         self._set(at_ns)
 
-    def fold(self) -> None:
+    def apply(self) -> None:
         """Book what was logged, and keep the steps."""
         assert self.watch is not None
         accounts = self.watch._publisher.accounts
@@ -197,7 +197,7 @@ class Replay:
             self._walk(self._in_step[number])
         self._host.go_to(self._trace.window[1])
         self.watch._recorder.poll(self._host.clock())
-        self._host.fold()
+        self._host.apply()
         report = self.watch.report()
         return {state: spent - before.get(state, 0.0) for state, spent in report.states.items()}, report
 

@@ -70,7 +70,7 @@ def _costs(runs: Sequence[Run]) -> Iterator[str]:
     for name, cell in rows.items():
         yield f"| {name} | " + " | ".join(cell(run) for run in runs) + " |"
     yield ""
-    yield "The most series of a node are those in the quarter of an hour after a run, when both the old and the new one are there."
+    yield "A node has the most series in the quarter of an hour after a run, when the old and the new run are both exported."
     yield ""
 
 
@@ -93,15 +93,15 @@ def _groups(run: Run) -> Iterator[str]:
     slow = [name for name, group in groups.items() if group.get("last_s_median", 0) >= 1]
     yield ""
     yield (
-        "CPU seconds are of a group's expressions, evaluated one after another with scraping stopped and the results counted. "
-        "The least is their own work; the mean includes garbage collection, which takes about a second of CPU each time. "
-        "Writing the results and alert texts is extra, and included in the wall times."
+        "CPU seconds are those of a group's expressions, evaluated one after another while scraping is stopped, with their results "
+        "counted. The lowest value is the work of the expressions; the mean includes garbage collection, which takes about a second "
+        "of CPU each time. Writing results and alert texts is only included in the wall times."
     )
     yield ""
     by_wall = "all of them" if not slow else f"all but {', '.join(slow)}"
     yield (
         f"**Under a second?** By their own CPU seconds: {'all of them' if not over else 'all but ' + ', '.join(over)}. By the median "
-        f"of their wall time, at a load of {run['load']:.0f}: {by_wall}. The most is an evaluation during Prometheus's garbage collection."
+        f"of their wall time, at a load of {run['load']:.0f}: {by_wall}. The highest values are evaluations during Prometheus's garbage collection."
     )
     yield ""
 
@@ -122,8 +122,8 @@ def _queries(runs: Sequence[Run]) -> Iterator[str]:
             )
     yield ""
     yield (
-        "By wall time, medians, one after another with scraping stopped; a range has a point a minute. "
-        f"The least that recording gains here is {least:.0f}×. CPU is counted in hundredths of a second, so that 0 is less than that."
+        "Medians of wall times, one query after another while scraping is stopped; a range has one point per minute. "
+        f"Recording gains at least {least:.0f}× here. CPU is counted in hundredths of a second, so 0 means less than that."
     )
     yield ""
 

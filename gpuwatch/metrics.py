@@ -1,4 +1,4 @@
-"""The metric catalogue, which `metrics.yml` beside this file lists: every name that gpuwatch exports, once. Needs PyYAML, of the extras."""
+"""The metric catalogue, which `metrics.yml` next to this file lists: every name that gpuwatch exports, once. Needs PyYAML, of the extras."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Tables and texts that are kept as YAML, beside the code that uses them."""
+"""Tables and texts that are kept as YAML, next to the code that uses them."""
 
 import re
 from collections.abc import Mapping

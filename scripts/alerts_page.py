@@ -21,9 +21,10 @@ is being lost. `info`: GPU time could be saved. The column *for* is how long the
 the windows of the expression.
 
 When the expression no longer holds, an alert keeps firing for {keep} (`keep_firing_for_s`), because a series that
-vanished does not mean that the problem is fixed. Alerts about a run or a job resolve when it has ended. So do alerts about a run without progress when it
-has moved for five minutes, about an idle or unused GPU when it is used or released, and about a run that is no longer measured when it goes on. These
-resolve at once: {at_once}.
+vanished does not mean that the problem is fixed. Some alerts resolve earlier: alerts about a run or a job, when it has
+ended; alerts about a run without progress, when it has made progress for five minutes; alerts about an idle or unused
+GPU, when the GPU is used or released; and alerts about a run that is no longer measured, when it is measured again.
+These resolve at once: {at_once}.
 
 Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); keys that end with `_s` are
 in seconds. These keys default to keys of the section `[thresholds]`:

@@ -16,18 +16,18 @@ HEAD = """\
 # Metrics
 
 The agent serves these metrics at `/metrics` (port 9478). This page is written from `gpuwatch/metrics.yml` by
-`make golden`. Units are base units and ratios are 0–1; `_total` is a counter, and `_info` is 1 with facts as labels. A
-value that was not measured is absent, never 0.
+`make golden`. Units are base units and ratios are 0–1; `_total` is a counter, and `_info` is 1 and carries information
+in its labels. A value that was not measured is absent, never 0.
 
-Join with dcgm-exporter by `gpu` and `UUID` (for a MIG instance by the number before the colon of its `gpu`, and the
-`GPU_I_ID` of `gpuwatch_gpu_mig_ratio`), with node_exporter by `instance`. `run` is a unique id; the display name, job
-and user of a run are in `gpuwatch_run_info`.
+Join with dcgm-exporter by `gpu` and `UUID` (for a MIG instance, by the number before the colon in its `gpu` and by the
+`GPU_I_ID` of `gpuwatch_gpu_mig_ratio`), and with node_exporter by `instance`. `run` is a unique id; the display name,
+job and user of a run are in `gpuwatch_run_info`.
 
 Series that stay at 0 are not exported. A counter that appears with its first increment is exported as 0 for two scrapes
 first, so that `increase` sees the rise; the ledger's other states and its watermark are delayed with it, so that shares
-add up at every sample. After the end of a run, its series end when two scrapes have read them, and `gpuwatch_run_up`
-two minutes later (five if the run was lost). The series of its job end with its own if it ended well, else with
-`gpuwatch_run_up`. Its totals stay in the agent's API.
+add up at every sample. When a run has ended, its series are removed once two scrapes have read them, and
+`gpuwatch_run_up` two minutes later (five if the run was lost). The series of its job are removed with the run's series
+if the job ended normally, else with `gpuwatch_run_up`. The run's totals stay in the agent's API.
 
 "Read by" lists alerts, panels (in quotes) and recorded series. The pages, `gpuwatch top` and reports also read metrics
 through the API.

@@ -1,9 +1,10 @@
-"""Write the tables of docs that code has the facts of, between their marks: causes, also those of each runbook, and collectors."""
+"""Write the tables of the docs whose content is in the code, between their marks: causes (also in each runbook) and collectors."""
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,13 +22,13 @@ _NUMBERS = asdict(THRESHOLDS)
 
 def found_when(rule: Rule) -> list[str]:
     """Return the paragraphs of a rule's docstring, without its first words, and with the thresholds' values. Exits for a rule without."""
-    words = rule.find.__doc__ or ""
-    if not words.startswith("Found when"):
+    text = rule.find.__doc__ or ""
+    if not text.startswith("Found when"):
         sys.exit(f"{rule.cause}: its docstring does not begin with 'Found when'")
     filled = re.sub(
         r"`(\w+)`",
         lambda name: _value(name[1]) if name[1] in _NUMBERS else name[0],
-        words.removeprefix("Found when").lstrip(", "),
+        text.removeprefix("Found when").lstrip(", "),
     )
     return [" ".join(each.split()).rstrip(".") for each in filled.split("\n\n")]
 
@@ -68,7 +69,8 @@ def findings(runbook: str) -> str:
     own = [rule for rule in RULES if rule.runbook == runbook]
     text = table("finding", "found when", "change", rows=((f"`{r.cause}`", found_when(r)[0], r.change) for r in own))
     more = ", ".join(f"`{rule.cause}`" for rule in own if rule.stacks)
-    text += f"\n`gpuwatch stacks RUN` shows the code behind {more}.\n" * bool(more)
+    line = textwrap.fill(f"`gpuwatch stacks RUN` shows the code behind {more}.", 120, break_on_hyphens=False)
+    text += f"\n{line}\n" * bool(more)
     found = (BY_CAUSE[root] for rule in own for root in roots_of(rule.cause))
     elsewhere = {f"`{root.cause}` ([{root.runbook}]({root.runbook}.md))" for root in found if root not in own}
     return text + f"\nIf a finding names {' or '.join(sorted(elsewhere))} as its root, begin there.\n" * bool(elsewhere)
@@ -81,8 +83,8 @@ def collectors() -> str:
 
 def sampled(of: Callable[..., object]) -> tuple[str, ...]:
     """Return the row of a collector."""
-    words = " ".join((of.__doc__ or "").split())
-    found = re.match(r"(?:Return |Yield )?(?:the )?(.+?)\. (?:.*\. )?Source: (`[^`]+`)\.", words)
+    text = " ".join((of.__doc__ or "").split())
+    found = re.match(r"(?:Return |Yield )?(?:the )?(.+?)\. (?:.*\. )?Source: (`[^`]+`)\.", text)
     if found is None:
         sys.exit(f"{name_of(of)}: its docstring does not begin with what it samples, and `Source: …` in backticks")
     return (f"`{name_of(of)}`", *found.groups())

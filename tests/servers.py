@@ -32,8 +32,8 @@ import pytest
 T = TypeVar("T")
 
 ALERTMANAGER_CONFIG = """\
-route: {receiver: nobody, group_by: [alertname], group_wait: 1s, group_interval: 1s}
-receivers: [{name: nobody}]
+route: {receiver: none, group_by: [alertname], group_wait: 1s, group_interval: 1s}
+receivers: [{name: none}]
 """
 
 
@@ -179,7 +179,7 @@ def start_prometheus(
 ) -> Server:
     """Start Prometheus with this configuration and wait until it is ready.
 
-    `rules_text` becomes `rules.yml` beside the configuration, which has to name it in `rule_files`.
+    `rules_text` becomes `rules.yml` next to the configuration, which has to name it in `rule_files`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / "prometheus.yml"

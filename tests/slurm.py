@@ -99,7 +99,7 @@ def _daemon(command: list[str], env: Mapping[str, str], log: Path) -> Iterator[N
 
 
 def _config(directory: Path, settings: Mapping[str, str | Path]) -> str:
-    """Return slurm.conf. Every port is a free one; each node is told apart by its name and port alone."""
+    """Return slurm.conf. Every port is a free one; each node is distinguished by its name and port alone."""
     host = socket.gethostname()
     lines = {
         "ClusterName": "gpuwatch",

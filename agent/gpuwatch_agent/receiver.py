@@ -97,7 +97,7 @@ class Connections:
         """Count what has happened to a connection; return why one is closed for it, None where none is."""
         self._peers.pop(descriptor, None)
         if event != "opened" or (peer := self._peer(descriptor)) is None:
-            return "over TCP, its token is another one" if event == "refused" else None
+            return "over TCP, with a wrong token" if event == "refused" else None
         self._peers[descriptor] = peer
         everyone = list(reversed(self._peers.values()))
         of_user = [one for one in everyone if (one.uid, one.address) == (peer.uid, peer.address)]
@@ -107,7 +107,7 @@ class Connections:
                 greedy = Counter(those).most_common(1)[0][0]
                 newest = next(each for each in reversed(self._peers) if self._peers[each] == greedy)
                 self._peer(newest, close=self._peers.pop(newest))
-                return f"{greedy.address or f'uid {greedy.uid} pid {greedy.pid}'} has the most of more than {most}"
+                return f"{greedy.address or f'uid {greedy.uid} pid {greedy.pid}'} has the most of the connections, which are more than {most}"
         return None
 
     def _peer(self, descriptor: int, close: Peer | None = None) -> Peer | None:

@@ -86,7 +86,7 @@ class Sampler(Background):
             self._jobs.update(sorted(records, key=lambda run: run.started_s))
             if self._history.was_behind:
                 logger.warning(
-                    "the previous agent served data that it did not write: GPU counters restart at 0, runs with their next message"
+                    "the previous agent served data that it had not written: GPU counters restart at 0, a run's continue with its next message"
                 )
             else:
                 self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
@@ -251,7 +251,7 @@ class Sampler(Background):
         return samples
 
     def _history_samples(self) -> Iterator[Sample]:
-        """Yield the history's own series: those on a page tell whether what it has is written."""
+        """Yield the history's own series: those on a page show whether its data is written."""
         yield Sample("gpuwatch_history_bytes", self._history.size_bytes)
         yield Sample("gpuwatch_history_failures_total", self._history.failures + self.writer.skipped)
         yield Sample("gpuwatch_history_bad_rows_total", self._history.bad_rows)

@@ -225,7 +225,7 @@ def stream_spans(stream: int = 0, device: int = 0) -> list[Span]:
 
 
 def spans(device: int = 0) -> list[Span]:
-    """Return when the device works on what, over all streams: copies are what is left beside other work."""
+    """Return when the device works on what, over all streams: copies are what is left besides other work."""
     return flattened(stream_spans(-1, device))
 
 
@@ -268,7 +268,7 @@ def idle_ns(since_ns: int, until_ns: int | None = None, stream: int = -1, device
 
 
 class Event(torch.Event):
-    """An event of this device, in Python as `torch.cuda.Event`. Where it tells times, use `torch.Event`: that takes no derived class for the other one."""
+    """An event of this device, in Python as `torch.cuda.Event`. To measure times, use `torch.Event`: that takes no derived class for the other one."""
 
     def __new__(cls, enable_timing: bool = False) -> Event:
         return super().__new__(cls, device=NAME, enable_timing=enable_timing)

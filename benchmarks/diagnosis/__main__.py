@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.prose import wrapped
 
-from .judge import Judged
+from .evaluation import Evaluated
 from .page import page
 from .program import Program
 from .programs import PROGRAMS, REALTIME
@@ -35,7 +35,7 @@ PAGE = ROOT / "docs" / "evidence" / "diagnosis.md"
 
 
 class Kept:
-    """What was said so far, in a file where one is given."""
+    """The outcomes so far, in a file where one is given."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -53,24 +53,24 @@ class Kept:
                 self._path.write_text(json.dumps(rows))
 
 
-def perform(numbers: Sequence[int], at_once: int, tries: int, kept: Kept) -> list[Judged]:
-    """Return what was said of these programs. Those that compute run one after another, after all others."""
+def perform(numbers: Sequence[int], at_once: int, tries: int, kept: Kept) -> list[Evaluated]:
+    """Return the outcomes of these programs. Those that compute run one after another, after all others."""
 
-    def one(number: int) -> Judged:
-        judged = Judged(kept.outcome.get(PROGRAMS[number].name) or Outcome(PROGRAMS[number], skipped="not yet"))
-        if judged.ok:
-            return judged
+    def one(number: int) -> Evaluated:
+        evaluated = Evaluated(kept.outcome.get(PROGRAMS[number].name) or Outcome(PROGRAMS[number], skipped="not yet"))
+        if evaluated.ok:
+            return evaluated
         for attempt in range(tries):
             try:
-                judged = Judged(stage(PROGRAMS[number], number, stretch=1 + attempt))
+                evaluated = Evaluated(stage(PROGRAMS[number], number, stretch=1 + attempt))
             except (OSError, RuntimeError) as error:
-                judged = Judged(replace(judged.outcome, skipped=None, failed=str(error)))
-            again = "" if judged.ok or attempt + 1 == tries else " (once more)"
-            print(judged.row() + again, file=sys.stderr, flush=True)
+                evaluated = Evaluated(replace(evaluated.outcome, skipped=None, failed=str(error)))
+            again = "" if evaluated.ok or attempt + 1 == tries else " (once more)"
+            print(evaluated.row() + again, file=sys.stderr, flush=True)
             if not again:
                 break
-        kept.keep(judged.outcome)
-        return judged
+        kept.keep(evaluated.outcome)
+        return evaluated
 
     quiet = [number for number in numbers if not PROGRAMS[number].cpu_bound]
     with ThreadPoolExecutor(at_once) as pool:
@@ -89,7 +89,7 @@ def main() -> int:
         "--go-on",
         type=Path,
         metavar="FILE",
-        help="keep what was said in a file, and do not run again what was understood",
+        help="keep the outcomes in a file, and do not rerun programs whose cause was found",
     )
     parser.add_argument("--at-once", type=int, default=4, metavar="N", help="programs that sleep, at a time [4]")
     parser.add_argument(
@@ -97,7 +97,7 @@ def main() -> int:
         type=int,
         default=1,
         metavar="N",
-        help="a program that fails is run again for twice as long, N times in all [1]; 0: none is run, what --go-on kept is judged",
+        help="a program that fails is run again for twice as long, N times in all [1]; 0: none is run, what --go-on kept is evaluated",
     )
     arguments = parser.parse_args()
     chosen = [
@@ -114,21 +114,21 @@ def main() -> int:
     if arguments.write and (arguments.only or arguments.cuda):
         parser.error("--write takes all programs: leave --only out")
     begin = time.monotonic()
-    judged = perform(chosen, 1 if arguments.cuda else arguments.at_once, arguments.tries, Kept(arguments.go_on))
+    evaluated = perform(chosen, 1 if arguments.cuda else arguments.at_once, arguments.tries, Kept(arguments.go_on))
     cores = os.cpu_count() or 1
-    busy = sum(each.outcome.busy_cores for each in judged) / len(judged)
+    busy = sum(each.outcome.busy_cores for each in evaluated) / len(evaluated)
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     took = f"in {(time.monotonic() - begin) / 60:.0f} minutes" if arguments.tries else "in several goes"
     load = (
-        f"{when}, {len(judged)} programs {took} on {cores} cores, of which {busy:.1f} were in use on average "
+        f"{when}, {len(evaluated)} programs {took} on {cores} cores, of which {busy:.1f} were in use on average "
         f"(these programs and others', load average {os.getloadavg()[0]:.0f}{', some programs that hardly compute scheduled first' if os.environ.get(REALTIME) == '1' else ''}){f', {arguments.tries} tries at most' if arguments.tries else ''}"
     )
-    text = page(judged, load)
+    text = page(evaluated, load)
     if arguments.write:
         PAGE.write_text(wrapped(text))
     else:
         print(text)
-    return 0 if all(each.ok or each.outcome.skipped is not None for each in judged) else 1
+    return 0 if all(each.ok or each.outcome.skipped is not None for each in evaluated) else 1
 
 
 def _is_chosen(program: Program, texts: Sequence[str]) -> bool:

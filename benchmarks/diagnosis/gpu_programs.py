@@ -31,7 +31,7 @@ def _train(clock: Clock, gpu: Gpu, loader: DataLoader, *, copy_s: float = 0.0, c
         copy_s: Of each batch, for which the host waits.
         compute_s: Of the device, in one launch, or in `bubbles` launches with 2 ms of Python before each.
         host_s: Of Python after the last launch.
-        reads_every: Steps between two looks at the loss; 0: none.
+        reads_every: Steps between two readings of the loss; 0: none.
     """
     with gpu.measures(gpuwatch.Watch()) as watch:
         for number, _ in enumerate(watch.steps(loader)):

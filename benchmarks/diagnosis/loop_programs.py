@@ -34,7 +34,7 @@ def pause_at_each_pass(clock: Clock) -> None:
 
 
 def heavy_evaluation(clock: Clock) -> None:
-    """An evaluation that nobody declared: a loop without gradients, every 20 steps."""
+    """An evaluation that is not declared: a loop without gradients, every 20 steps."""
     held_out = Items(lambda _: None, 80)
     for number, _ in enumerate(gpuwatch.watch(_ready())):
         time.sleep(0.02)

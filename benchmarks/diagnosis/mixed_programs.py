@@ -44,7 +44,7 @@ def starved_and_saving(clock: Clock) -> None:
 
 
 def evaluating_and_pausing(clock: Clock) -> None:
-    """Evaluation after each short pass whose workers are started anew."""
+    """Evaluation after each short pass whose workers are restarted."""
     with gpuwatch.Watch() as watch:
         while not clock.over:
             items = Items(lambda _: None, 160)

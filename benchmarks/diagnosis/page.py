@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuwatch.diagnosis.rules import CAUSES
 
-from .judge import Judged
+from .evaluation import Evaluated
 
 _HEAD = """# Does gpuwatch name the cause?
 
@@ -24,10 +24,10 @@ which exits with status 1 if a cause is missed, if another cause is named instea
 """
 
 
-def page(judged: Sequence[Judged], load: str) -> str:
+def page(evaluated: Sequence[Evaluated], load: str) -> str:
     """Return the page."""
-    found = [each for each in judged if each.outcome.program.causes and each.outcome.skipped is None]
-    healthy = [each for each in judged if not each.outcome.program.causes and each.outcome.skipped is None]
+    found = [each for each in evaluated if each.outcome.program.causes and each.outcome.skipped is None]
+    healthy = [each for each in evaluated if not each.outcome.program.causes and each.outcome.skipped is None]
     mixed = [each for each in found if each.is_mixture]
     lines = [_HEAD, f"Last run: {load}.", ""]
     lines += [
@@ -38,19 +38,19 @@ def page(judged: Sequence[Judged], load: str) -> str:
         "| program | what is wrong | node | named first | also named | after s | the hook alone | |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [each.row() for each in judged]
+    lines += [each.row() for each in evaluated]
     lines += [
         "",
         "*after s*: seconds from the start of the program, including the start of Python and torch, to the agent's finding.",
     ]
-    lines += ["", "## Confusion matrix", "", *_matrix(judged)]
+    lines += ["", "## Confusion matrix", "", *_matrix(evaluated)]
     return "\n".join(lines) + "\n"
 
 
-def _matrix(judged: Sequence[Judged]) -> list[str]:
+def _matrix(evaluated: Sequence[Evaluated]) -> list[str]:
     """Return programs by their strongest true cause (rows) and by the cause that was named first (columns)."""
     cells: dict[tuple[str, str], int] = {}
-    for each in judged:
+    for each in evaluated:
         if each.outcome.skipped is None:
             key = each.true_cause, each.first or "nothing"
             cells[key] = cells.get(key, 0) + 1

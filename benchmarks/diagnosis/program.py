@@ -21,7 +21,7 @@ class Program:
     """What is wrong with it, the strongest first; HEALTHY: nothing is."""
     seconds: float = 20.0
     also: tuple[str, ...] = ()
-    """What may be said beside the causes, because it is true as well."""
+    """What may be reported besides the causes, because it is true as well."""
     node: str = "real"
     """"alone": what the agent sees of the node's CPUs is a node of 16 cores on which nothing else runs (see `alone`)."""
     gpu: bool = False

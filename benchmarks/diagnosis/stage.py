@@ -1,4 +1,4 @@
-"""Run one program beside an agent of its own, and note what is said of it: every second by the agent, at the end by the hook."""
+"""Run one program with its own agent, and record what is reported: every second by the agent, at the end by the hook."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Outcome:
 
     program: Program
     agent: list[dict[str, Any]] = field(default_factory=list)
-    """Active in the agent's last look while the program ran."""
+    """Active in the agent's last answer while the program ran."""
     ever: dict[str, float] = field(default_factory=dict)
     """Seconds after the program's start at which each cause was first active in the agent; alarms only, but for a true cause."""
     hook: list[dict[str, Any]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Outcome:
 
 
 def stage(program: Program, number: int, stretch: float = 1.0) -> Outcome:
-    """Return what was said of a program. It is ended, with all that it started, whatever happens."""
+    """Return the outcome of a program. It is ended, with all that it started, whatever happens."""
     outcome = Outcome(program)
     if program.shm_mib and not _may_mount():
         outcome.skipped = "needs a mount namespace of its own (root, or user namespaces)"
@@ -120,7 +120,7 @@ def _run(
 
 
 def _watch(url: str, processes: list[subprocess.Popen[bytes]], begin: float, outcome: Outcome) -> None:
-    """Look once a second until every process has ended."""
+    """Query once a second until every process has ended."""
     deadline = begin + 3 * outcome.program.seconds + 180
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline:

@@ -100,7 +100,7 @@ def run(program: Program, *, watched: bool, used: int | None = None) -> dict[str
     return {**outcome, "words": done.stderr[-6000:], "failed": failed}
 
 
-def judge(program: Program, outcome: dict[str, Any]) -> list[str]:
+def evaluate(program: Program, outcome: dict[str, Any]) -> list[str]:
     """Return what is wrong with what gpuwatch named; empty when nothing is."""
     if outcome["failed"]:
         return [outcome["failed"]]
@@ -133,7 +133,7 @@ def measure(program: Program, compare: bool = True) -> dict[str, Any]:
     outcome = run(program, watched=True)
     row: dict[str, Any] = {
         "program": program,
-        "faults": judge(program, outcome),
+        "faults": evaluate(program, outcome),
         "outcome": outcome,
         "load": os.getloadavg()[0],
     }
@@ -225,12 +225,11 @@ _SEPARATELY = "\n## Run separately\n"
 def separately(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page's last section, of some programs."""
     text = """
-These were run by the same command with their names, and `--once`: no advice was followed. The labels of the programs of `unseen.py` and
-`tutorials.py` were written before gpuwatch had seen any of them. Of the twenty-one of `unseen.py` thirteen were right at first; of thirty-five
-habits of tutorials, of which twenty-one are kept, five were wrong. What was wrong has been changed since, and one label and some clocks, so that
-this section only shows that it stays so. The same is true of the
-eighteen of `heldout.py` above, the most telling of 70: four of the 70 were given a wrong cause or verdict at first, and the words were wrong or
-vague for eight more.
+These programs were run by the same command with their names, and `--once`: no advice was followed. The labels of the programs in
+`unseen.py` and `tutorials.py` were written before gpuwatch had seen any of them. Of the twenty-one in `unseen.py`, thirteen were right at
+first; of thirty-five habits of tutorials, of which twenty-one are kept, five were wrong. The faults have been fixed since, and one label
+and some clocks were corrected, so this section only shows that the results stay right. The same is true of the eighteen of `heldout.py`
+above, selected from 70: four of the 70 had a wrong cause or verdict at first, and for eight more the wording was wrong or vague.
 """
     return f"{_SEPARATELY}{text}\n{_figures(rows)}\n\n{_table(rows)}\n\n{_about(rows)}\n"
 

@@ -606,7 +606,7 @@ def index_at_each_pass(clock: Clock) -> None:
         train_pass(clock, DataLoader(Opening(cheap, 1600), batch_size=32, num_workers=2), step_of(conv_net()))
 
 
-@program("epoch_start_pause", says="the first batch takes long")
+@program("epoch_start_pause", says="the first batch takes a long time")
 def slow_first_batch(clock: Clock) -> None:
     """One pass; its first batch takes three seconds (an index is built), all others nothing."""
     built: list[int] = []

@@ -8,16 +8,16 @@
 directory=${GPUWATCH_RUN_DIR:-/run/gpuwatch}
 user=${SLURM_JOB_UID:-0}
 
-# Of a MIG instance SLURM_JOB_GPUS has no device file's number; its UUID is in the variable for CUDA.
+# For a MIG instance, SLURM_JOB_GPUS has no number of a device file; its UUID is in CUDA_VISIBLE_DEVICES.
 gpus=${SLURM_JOB_GPUS:-}
 case ${CUDA_VISIBLE_DEVICES:-} in *MIG-*) gpus=$CUDA_VISIBLE_DEVICES ;; esac
 
-# As text of JSON: winbind has users such as DOMAIN\alice.
+# Escaped for JSON: winbind has users such as DOMAIN\alice.
 text() {
     printf '%s' "$1" | sed 's/[\\"]/\\&/g'
 }
 
-# The folder is there from the first job on, also of one without GPUs: from then on a GPU that no job has is known to be free.
+# The folder is created by the first job, even one without GPUs: from then on, a GPU without a job is known to be free.
 if [ -d "$directory" ] && mkdir -p "$directory/allocations" && [ -n "$gpus" ]; then
     file=$directory/allocations/slurm-$SLURM_JOB_ID.json
     printf '{"gpus": ["%s"], "job": "%s", "user": "%s", "account": "%s"}\n' \

@@ -1,4 +1,4 @@
-"""Every number that the Prometheus rules compare with, and what a GPU-hour costs. Pure; checked when made."""
+"""Every number in the Prometheus rules, and the price of a GPU-hour. Pure; validated when created."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
 
-XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)  # Of a faulty or killed program, whose log names them: no fault of the GPU.
+XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)  # Of a faulty or killed program, whose log names the error: no GPU fault.
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class AlertThresholds:
     starved_window_s: float = 300
     starved_min_training_s: float = 60  # Training time that the window must hold before a share of it means anything.
     starved_for_s: float = 120  # At most window minus minimum, or training between long evaluations never fires.
-    sweep_window_s: float = 600  # Runs that begin and end within it, such as trials, are judged together, by owner.
+    sweep_window_s: float = 600  # Runs that begin and end within it, such as trials, count together, by owner.
     sweep_runs: float = 3  # How many must have ended within three windows: as trials as long as the window do.
     sweep_for_s: float = 120
     inefficient_gpus: float = 0.25  # How many GPUs' work a finding must cost: its share of the time times the ranks.
     inefficient_for_s: float = 900
-    killed_for_s: float = 0  # 0: a killed process is certain at once.
+    killed_for_s: float = 0  # 0: no need to wait, because it is certain that a process was killed.
     job_wasted_ratio: float = 0.2  # Share of a job's time in interruptions: none alive, restarts, steps redone or lost.
-    job_window_s: float = 86400  # Of which time that share is; of a job's whole time while it is younger.
+    job_window_s: float = 86400  # Window of that share; for a younger job, its whole time.
     job_min_s: float = 3600  # Time of a job, all attempts together, from which that share means anything.
     job_wasted_for_s: float = 300
     restart_window_s: float = 1800
     restart_runs: float = 3  # How many attempts of a job must begin within the window to be a loop.
-    restarts_window_s: float = 7200  # The same for a slower loop, in which a plain requeue or two are none.
+    restarts_window_s: float = 7200  # The same for a slower loop; one or two requeues are not a loop.
     restarts_runs: float = 4
     restart_for_s: float = 60
     phase_eval_s: float = 3600  # How long an evaluation may last while the GPUs are idle. A busy GPU restarts the time.
@@ -51,39 +51,39 @@ class AlertThresholds:
     idle_ratio: float = 0.9  # Share of time held idle. Below 1, or one busy sample every half hour would hide it.
     idle_window_s: float = 900
     idle_for_s: float = 900
-    processless_for_s: float = 1800  # How long an allocated GPU may have no process: images are pulled, data staged.
+    processless_for_s: float = 1800  # How long an allocated GPU may have no process: pulling images, staging data.
     stalled_ratio: float = 0.5
     stalled_window_s: float = 120
     stalled_for_s: float = 60
     hung_for_s: float = 120
-    many_stalled_runs: float = 5  # How many runs must stop within the window to be one alert about the site.
-    many_stalled_ratio: float = 0.02  # And what share of the runs.
+    many_stalled_runs: float = 5  # How many runs must stop within the window for one alert about the site.
+    many_stalled_ratio: float = 0.02  # And at least this share of all runs.
     many_stalled_window_s: float = 900
-    many_stalled_for_s: float = 30  # Below that of the runs' own alerts, so that it inhibits them before they are sent.
+    many_stalled_for_s: float = 30  # Shorter than for the runs' own alerts, to inhibit these before they are sent.
     busy_ratio: float = Thresholds.gpu_busy  # Utilisation from which a GPU claims to be busy.
     busy_window_s: float = 600
     busy_for_s: float = 120
     low_power_ratio: float = 0.4  # Share of its top power in `power_window_s` below which full utilisation is no work.
-    power_window_s: float = 21600  # How far back the GPU's own highest power is looked up.
+    power_window_s: float = 21600  # How far back the GPU's own maximum power is searched.
     rank_pace_ratio: float = Thresholds.rank_pace  # Ranks whose steps differ by more are not compared: no straggler.
     straggler_ratio: float = 0.1  # Excess of a rank's own time over the faster ranks' (all nodes), by training time.
     straggler_for_s: float = 300
-    straggler_across_for_s: float = 600  # Twice its window, in which one long wait of one rank stays.
+    straggler_across_for_s: float = 600  # Twice its window, because one long wait stays in the window.
     epoch_pause_for_s: float = 300
     shm_used_ratio: float = Thresholds.shm_used_critical
     shm_for_s: float = 60
-    shm_forecast_window_s: float = 450  # Twice in a row: a run that begins fills its queues once.
+    shm_forecast_window_s: float = 450  # Growth must last for two windows: a new run fills its queues once.
     shm_forecast_ahead_s: float = 3600
-    shm_forecast_used_ratio: float = 0.5  # An emptier /dev/shm is not forecast: workers fill it to a level and stay.
+    shm_forecast_used_ratio: float = 0.5  # No forecast below it: workers fill /dev/shm to a level and stay.
     shm_forecast_for_s: float = 300
-    throttle_reasons: str = "thermal|hardware"  # Not `power`: a GPU that works hard is at its power cap, and should be.
+    throttle_reasons: str = "thermal|hardware"  # Not `power`: a fully used GPU normally reaches its power cap.
     throttled_ratio: float = Thresholds.throttled_share
     throttled_window_s: float = 300
     throttled_for_s: float = 300
-    gpu_lost_memory_s: float = 3600  # For how long a GPU that was there is expected to be there.
+    gpu_lost_memory_s: float = 3600  # For how long a GPU is expected after it was last listed.
     gpu_lost_for_s: float = 60
     xid_window_s: float = 300
-    xid_for_s: float = 0  # 0: one is enough.
+    xid_for_s: float = 0  # 0: a single XID is enough.
     step_slower_factor: float = 1.3
     step_window_s: float = 600
     step_baseline_s: float = 21600
@@ -93,9 +93,9 @@ class AlertThresholds:
     telemetry_window_s: float = 300
     telemetry_for_s: float = 60
     agent_frozen_window_s: float = 120  # An agent with no new sample for so long is down. More than a scrape interval.
-    agent_answers_ratio: float = 0.5  # Share of the scrapes that an agent must answer, which may crash again and again.
+    agent_answers_ratio: float = 0.5  # Share of the scrapes that an agent must answer: it may keep crashing.
     agent_down_for_s: float = 60
-    gone_window_s: float = 3600  # For how long a node is alerted on that vanished from discovery with GPUs in use.
+    gone_window_s: float = 3600  # For how long to alert about a node that vanished with GPUs in use.
     keep_firing_for_s: float = 900
     """How long an alert is held when its expression goes quiet: a series that vanished is not a problem that was fixed.
     0 lets it resolve at once."""
@@ -127,7 +127,7 @@ SHARED = {
     "throttled_ratio": "throttled_share",
 }
 """Thresholds of alerts that are those of the diagnosis: a site sets them once, in [thresholds]. Its [alerts] can differ."""
-_WORDS = (r"[\w|.:-]+", "a text of letters, digits and |")
+_WORDS = (r"[\w|.:-]+", "must consist of letters, digits and |")
 _URL = (r"https?://[^\s\"'{}`\\<>$]+", "must be a URL that begins with http:// or https://")
 _TEXTS = {"job": _WORDS, "throttle_reasons": _WORDS, "runbooks": _URL, "dashboards": _URL}
 _BOUNDS = {
@@ -144,10 +144,10 @@ _MAY_BE_ZERO = ("keep_firing_for_s", "killed_for_s", "xid_for_s")
 class Prices:
     """What a GPU-hour costs. Raises ConfigError for a price that cannot be."""
 
-    gpu_hour: float | None = None  # Of a GPU whose model is not in `models`. None: costs are in GPU-hours only.
+    gpu_hour: float | None = None  # Price for models that are not in `models`. None: costs are in GPU-hours only.
     currency: str = "USD"
-    models: Mapping[str, float] = field(default_factory=dict)  # By the driver's name of it: {"NVIDIA H200": 4.2}.
-    kwh: float | None = None  # Of the energy that the GPUs use; shown with it, and no part of other costs.
+    models: Mapping[str, float] = field(default_factory=dict)  # By the driver's model name: {"NVIDIA H200": 4.2}.
+    kwh: float | None = None  # Price of the GPUs' energy; shown with the energy, not included in other costs.
 
     def __post_init__(self) -> None:
         own = {name: price for name in ("gpu_hour", "kwh") if (price := getattr(self, name)) is not None}

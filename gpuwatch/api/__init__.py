@@ -17,16 +17,16 @@ from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.wire import Loader
 
 RunStatus = Literal["running", "ended", "lost", "gone"]
-"""`ended`: it sent its last message. `lost`: its process or its messages are gone. `gone`: one of these, in Prometheus."""
+"""`ended`: it sent its last message. `lost`: its process or its messages vanished. `gone`: one of these, from Prometheus."""
 Points = tuple[tuple[float, float | None], ...]  # (Unix time, value), oldest first. None: a gap.
 
 
 class Finding(finding.Finding, frozen=True):
-    """A finding over time. `rank`: in a list of several ranks' findings the one that has it."""
+    """A finding over time. In a list of several ranks' findings, `rank` is the rank that has the finding."""
 
     since_s: float | None = None  # When it was first seen.
     seen_s: float | None = None  # When it was last seen; None for an active one.
-    stacks: Stacks | None = None  # Stacks of the processes when it began; None: none were taken.
+    stacks: Stacks | None = None  # Stacks of the processes when it began; None: not sampled.
     run: str | None = None  # None: about a GPU without a known run, or in the run's own list.
     name: str | None = None  # The run's display name.
 
@@ -40,7 +40,7 @@ class Recent(Throughput, frozen=True):
     step_s_p95: float | None = None
     data_wait_s_p50: float | None = None
     steps_per_s: float | None = None
-    mfu_estimated_ratio: float | None = None  # MFU with nothing declared, by the tensor cores' activity.
+    mfu_estimated_ratio: float | None = None  # MFU estimated from the tensor cores' activity.
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -63,12 +63,12 @@ class Run(msgspec.Struct, frozen=True):
     name: str
     status: RunStatus
     started_s: float
-    watermark_s: float  # Up to when `states` are final.
+    watermark_s: float  # Time up to which `states` are final.
     last_message_s: float
     job: str = ""
     host: str = ""
     pid: int | None = None  # In the process's own pid namespace.
-    host_pid: int | None = None  # In the agent's /proc; None: gone, or not visible.
+    host_pid: int | None = None  # In the agent's /proc; None: vanished, or not visible.
     user: str = ""
     owner: Owner | None = None
     world_size: int = 1
@@ -77,25 +77,25 @@ class Run(msgspec.Struct, frozen=True):
     steps: int = 0
     samples: int | None = None
     tokens: int | None = None
-    records_lost: int = 0  # Step records that did not arrive; `states` has their time.
+    records_lost: int = 0  # Step records that did not arrive; `states` includes their time.
     activity: str | None = None  # What it does now: step, a phase, silent …; None after its end.
     states: Mapping[str, float] = {}  # Seconds by state over the whole run.
     phases: Mapping[str, float] = {}
-    """The part of the state `other` in declared phases, in seconds by name; those after eight names are "rest"."""
-    breakdown: Mapping[str, float] = {}  # On request: seconds of compute by section, of those steps where measured.
-    energy_joules: Mapping[str, float] = {}  # By state of its GPUs, its share of shared ones; empty: not measured.
-    attempts: int = 1  # Of its job, this one included.
-    goodput_ratio: float | None = None  # Of its job, as in `Job`.
-    goodput_is_exact: bool = True  # False: it is at most that, as no global step number was given.
-    gpus: tuple[str, ...] = ()  # Models of the rank's GPUs, now or last.
-    gpu_share: float = 1.0  # Of these GPUs' time; less where other processes held them too.
-    cost: Cost | None = None  # Of this share of them; None without a price or a GPU.
-    recent: Recent | None = None  # None without a step in the last minute.
+    """The part of the state `other` in declared phases, in seconds by name; after eight names, the others are "rest"."""
+    breakdown: Mapping[str, float] = {}  # On request: seconds of compute by section, of the measured steps.
+    energy_joules: Mapping[str, float] = {}  # Of its GPUs (its share, if shared), by state; empty: not measured.
+    attempts: int = 1  # Number of attempts of its job, including this one.
+    goodput_ratio: float | None = None  # Goodput of its job, as in `Job`.
+    goodput_is_exact: bool = True  # False: an upper bound, because the global step is not known.
+    gpus: tuple[str, ...] = ()  # Models of the GPUs that the rank holds, or held last.
+    gpu_share: float = 1.0  # Its share of these GPUs' time; below 1 if other processes used them too.
+    cost: Cost | None = None  # Cost of its share of the GPUs; None without a price or a GPU.
+    recent: Recent | None = None  # None if there was no step in the last minute.
     verdict: Verdict | None = None
-    """Of the last minute, after the end that of `conclusion`; None until the first steps."""
-    findings: tuple[Finding, ...] = ()  # The active ones: each root, then its consequences.
+    """The verdict on the last minute; after the end, that of `conclusion`. None until the first steps."""
+    findings: tuple[Finding, ...] = ()  # Active findings: each root, followed by its consequences.
     conclusion: Conclusion | None = None
-    """Of the whole run, as its process printed it at its end; None where that did not arrive, or the run had several processes."""
+    """About the whole run, as its process printed it at the end; None if it did not arrive, or if the run had several processes."""
     loader: Loader | None = None
     versions: Mapping[str, str] = {}
     tags: Mapping[str, str] = {}
@@ -107,7 +107,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """A GPU now."""
+    """The current state of a GPU."""
 
     gpu: str  # Index.
     uuid: str
@@ -118,21 +118,21 @@ class Gpu(msgspec.Struct, frozen=True):
     memory_total_bytes: float | None = None
     power_watts: float | None = None
     run: str | None = None  # The run that holds it, "shared" for several.
-    owner: str | None = None  # Its processes as text.
-    energy_joules: Mapping[str, float] = {}  # By state, since the agent first read its counter; empty: it has none.
+    owner: str | None = None  # Its processes and their users, as text.
+    energy_joules: Mapping[str, float] = {}  # By state, since the agent first read the counter; empty: no counter.
 
 
 class Collector(msgspec.Struct, frozen=True):
     name: str
     success: bool | None = None  # None: nothing to measure on this node.
-    message: str | None = None  # Why it failed, or has nothing to measure.
+    message: str | None = None  # Why it failed, or why there is nothing to measure.
     duration_s: float | None = None
 
 
 class HistoryFile(msgspec.Struct, frozen=True):
     path: str | None = None
     bytes: int | None = None
-    failures: int = 0  # Commits that failed.
+    failures: int = 0  # Failed commits.
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ class Status(msgspec.Struct, frozen=True):
     collectors: tuple[Collector, ...]
     version: str = "?"
     time_s: float | None = None  # The agent's clock.
-    sampled_s: float | None = None  # When it last booked what it had received, by its clock.
+    sampled_s: float | None = None  # When it last processed the messages, by its clock.
     started_s: float | None = None
     history: HistoryFile = HistoryFile()
     gpus: tuple[Gpu, ...] | None = None
@@ -217,7 +217,7 @@ class Steps(msgspec.Struct, frozen=True):
     epochs: Sequence[Epoch] = ()
     step_s: Mapping[str, float] | None = None  # p5, p50, p95, p99 of step time on the host; None without steps.
     step: Sequence[int] = ()  # Index of each bucket's first step.
-    time_s: Sequence[float] = ()  # When that step began.
+    time_s: Sequence[float] = ()  # When this step began.
     end_s: Sequence[float] = ()  # When the bucket's last step ended.
     count: Sequence[int] = ()
     samples: Sequence[int | None] = ()
@@ -246,30 +246,30 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A training over all its attempts on this node: those of its lowest rank here."""
+    """A training over all its attempts on this node, by its lowest rank here."""
 
     job: str  # The scheduler's job id, GPUWATCH_JOB, or the id of a run that was resumed.
-    status: RunStatus  # Of the last attempt.
+    status: RunStatus  # Status of the last attempt.
     started_s: float
     last_message_s: float
     attempts: int
     interruptions: int
-    """Attempts that were killed, ended by an exception, or did steps that the next one did not resume from."""
+    """Attempts that were killed, that ended by an exception, or whose last steps the next attempt did not resume from."""
     states: Mapping[str, float]
-    """Seconds by state, which sum to the time from the first attempt's begin to the last message: a run's states, and `down` (no attempt),
-    `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done), `lost` (steps that the last attempt
-    has not come to again, nor resumed from)."""
+    """Seconds by state, which sum to the time from the start of the first attempt to the last message: a run's states, and `down` (no
+    attempt was alive), `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done) and `lost`
+    (steps that the last attempt did not resume from and has not repeated yet)."""
     goodput_ratio: float | None
-    """Share of that time spent on new steps; at most that, where `redone_steps` is None."""
+    """Share of that time spent on new steps; an upper bound if `redone_steps` is None."""
     steps: int
-    redone_steps: int | None  # None: no global step number was given.
+    redone_steps: int | None  # None: the global step is not known.
     lost_steps: int | None  # None as above.
-    numbers: tuple[int, int] | None  # Global numbers of its first step and of the one after its last. None as above.
+    numbers: tuple[int, int] | None  # Global numbers of its first step, and of its last step + 1. None as above.
     restart: Mapping[str, float]
     """Parts of the state `restart`, in seconds: imports, rendezvous, checkpoint_load, startup, compile."""
-    lost: Mapping[str, float]  # The state `lost` by the states that its time had been counted in.
-    findings: tuple[finding.Finding, ...]  # About the job as a whole, such as how often it should save.
-    runs: tuple[str, ...]  # Its runs, that of the last attempt in the end.
+    lost: Mapping[str, float]  # The time in `lost`, by the state in which it was spent.
+    findings: tuple[finding.Finding, ...]  # About the job as a whole, such as the interval between saves.
+    runs: tuple[str, ...]  # Its runs; that of the last attempt is last.
 
 
 class Jobs(msgspec.Struct, frozen=True):
@@ -282,7 +282,7 @@ class GpuSeconds(msgspec.Struct, frozen=True):
     gpu: str
     uuid: str = msgspec.field(name="UUID")
     states: Mapping[str, float]
-    seconds: float  # The sum of `states`: shares divide by it.
+    seconds: float  # The sum of `states`, the divisor of shares.
     energy_joules: Mapping[str, float] = {}  # By state; empty: not measured.
 
 

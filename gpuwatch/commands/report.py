@@ -53,7 +53,7 @@ def report(
     gates = [parse_gate(text) for text in fail_on or ()]
     if job is not None:
         if history is not None or markdown or gates:
-            raise ConfigError("--job prints text or --json: leave out --history, --markdown and --fail-on")
+            raise ConfigError("--job prints text, or JSON with --json: leave out --history, --markdown and --fail-on")
         ledger = _job(job, agent, prometheus)
         _write(as_json(ledger) if json else job_text(ledger), output)
         return
@@ -91,8 +91,8 @@ def compare(
 def digest(
     prometheus: Annotated[str, typer.Option(help="URL of the Prometheus.", envvar="GPUWATCH_PROMETHEUS")],
     user: Annotated[str, typer.Option(help="Regular expression for the users, e.g. 'alice|bob' for a team.")] = ".+",
-    days: Annotated[int, typer.Option(help="How far back.", min=1, max=90)] = 7,
-    notify: Annotated[list[str] | None, typer.Option(help="Send it to this Apprise URL too; repeatable.")] = None,
+    days: Annotated[int, typer.Option(help="Number of days to summarise.", min=1, max=90)] = 7,
+    notify: Annotated[list[str] | None, typer.Option(help="Apprise URL to send the summary to; repeatable.")] = None,
     json: Json = False,
 ) -> None:
     """Summarise a week of a user, a team or the site: GPU-hours, how much was lost, the worst runs, why, and what to change.

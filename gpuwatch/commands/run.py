@@ -17,15 +17,15 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 def run(
     command: Annotated[list[str], typer.Argument(help="Program and its arguments, after `--`.", metavar="-- COMMAND…")],
-    trace: Annotated[bool, typer.Option("--trace", help="Allow `gpuwatch trace`.")] = False,
-    breakdown: Annotated[bool, typer.Option("--breakdown", help="Divide compute by section.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Allow `gpuwatch trace` for the run.")] = False,
+    breakdown: Annotated[bool, typer.Option("--breakdown", help="Time forward, backward and the optimizer.")] = False,
 ) -> None:
     """Run a program and watch the training in it and in its child processes, such as torchrun's workers.
 
     Example: `gpuwatch run -- python train.py --epochs 3`
 
-    Every DataLoader is watched, as if by `gpuwatch.watch`, that the main thread iterates, or a thread that has created an optimizer
-    (Ray Train). Lightning, Hugging Face Trainer and Ignite get their integration. In a loop without a DataLoader a step lasts from
+    Every DataLoader that the main thread, or a thread that has created an optimizer (Ray Train), iterates is watched as if by
+    `gpuwatch.watch`. Lightning, Hugging Face Trainer and Ignite get their integration. In a loop without a DataLoader a step lasts from
     one optimizer step to the next. If no step was found, one line at the end gives the reason. The program replaces this process:
     its output, signals and exit code are its own.
 

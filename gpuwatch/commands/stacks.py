@@ -28,7 +28,7 @@ def stacks(
 
     Example: `gpuwatch stacks resnet50-a`, `gpuwatch stacks --pid 4711 --seconds 10`
 
-    The training continues and needs no extra package. Without py-spy here it samples itself, and its loader workers are left out.
+    The training continues and needs no extra package. Without py-spy the training process samples itself, but not its loader workers.
 
     Exit codes: 0 done, 1 a process cannot be read (the message says what to do), 2 wrong usage, or no such run.
     """
@@ -49,18 +49,18 @@ def trace(
     run: Run = "last",
     agent: Agent = AGENT,
     pid: Annotated[int | None, typer.Option(help="Trace this process; no agent is needed.", min=1)] = None,
-    rank: Annotated[int, typer.Option(help="Trace this rank.", min=0)] = 0,
-    steps: Annotated[int, typer.Option(help="Training steps that are traced.", min=1, max=1000)] = 20,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
+    rank: Annotated[int, typer.Option(help="Trace only this rank.", min=0)] = 0,
+    steps: Annotated[int, typer.Option(help="Number of training steps to trace.", min=1, max=1000)] = 20,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
 ) -> None:
     """Write a torch.profiler trace of a run's next steps: each operator and each kernel, on a time line.
 
     Example: `gpuwatch trace resnet50-a --steps 20`
 
     The run has to allow it: `gpuwatch run --trace`, GPUWATCH_TRACE=1 or `Watch(trace=True)`. Its training thread starts and stops the
-    profiler between two steps; until then it costs nothing.
+    profiler between two steps; without a request there is no cost.
 
-    Exit codes: 0 done, 1 a process that does not answer, or does not allow it, 2 wrong use, or no such run.
+    Exit codes: 0 done, 1 the process does not answer or does not allow traces, 2 wrong usage, or no such run.
     """
     if pid is None:
         pid = targets_of(Client(agent, "give --agent URL, or --pid"), run, rank, Path())[0].pid

@@ -44,9 +44,9 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str  # One concrete change, with its cost.
     predicted_speedup: float | None = None  # Upper bound of the gain in throughput, 1.0 = none; None: not predicted.
     predicted_range: tuple[float, float] | None = None  # Lowest and highest gain; None: only bounded from above.
-    gpu: str | None = None  # UUID, for a finding about a GPU rather than a run.
+    gpu: str | None = None  # UUID, if the finding is about a GPU instead of a run.
     rank: int | None = None  # The straggler's rank; None: the finding is about the rank that reports it.
-    because: tuple[str, ...] = ()  # Causes that it gives as its own reason: a list shows them as its consequences.
+    because: tuple[str, ...] = ()  # Causes that it names as its reason; lists show them as its consequences.
     root: str | None = None  # The cause that this one is a consequence of; None: it is a root itself.
 
     @property
@@ -73,7 +73,7 @@ class Conclusion(msgspec.Struct, frozen=True):
 
     verdict: Verdict
     findings: tuple[Finding, ...] = ()
-    ranks: int = 1  # that it is about: those that were compared
+    ranks: int = 1  # number of ranks compared
 
 
 def found(
@@ -84,12 +84,12 @@ def found(
 
 
 class RankSummary(msgspec.Struct, frozen=True):
-    """What a rank says of itself to rank 0."""
+    """What a rank reports about itself to rank 0."""
 
     facts: RankFacts
     verdict: Verdict  # On this rank alone.
     reasons: Mapping[Literal["input", "host"], Finding]
-    """What makes its wait for data long, and its own time after that, as far as a rule found it."""
+    """The reasons for its wait for data, and for its own time after it, as far as a rule found them."""
 
 
 def measured(what: str, ratio: float | None, text: str) -> list[Evidence]:

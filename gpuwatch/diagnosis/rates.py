@@ -17,10 +17,10 @@ class Cost(msgspec.Struct, frozen=True):
 
     currency: str
     gpus: int
-    per_hour: float  # For all GPUs of the run together, or its share of them.
+    per_hour: float  # Of all GPUs of the run together, or of its share of them.
     total: float
     states: dict[str, float]
-    energy: float | None = None  # Of their energy, no part of `total`. None: not measured, or no price of a kWh.
+    energy: float | None = None  # Cost of their energy, not in `total`. None: not measured, or no price per kWh.
 
     @property
     def outside_compute(self) -> float:

@@ -308,7 +308,7 @@ def _excluded(window: Window) -> str:
     """Return what no share counts, for people."""
     left_out = [f"{what}, which took {duration(spent_s)}" for what, spent_s in _start_and_end(window)]
     if untrained_s := sum(window.untrained_s.values()):
-        left_out = [f"{duration(untrained_s)} before training, from the first pass without an optimizer step"]
+        left_out = [f"{duration(untrained_s)} from the first pass without an optimizer step until training began"]
     if paused_s := window.declared_s.get(st.PAUSE):
         left_out.append(f"{duration(paused_s)} between cells")
     return f" (excluding {', and '.join(left_out)})" if left_out else ""

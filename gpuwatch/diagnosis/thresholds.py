@@ -44,8 +44,8 @@ class Thresholds:
     checkpoint_gain: float = 0.05  # Gain in throughput from which another interval between checkpoints is worthwhile.
     checkpoint_interruptions: float = 2  # Interruptions of a job from which their mean interval is used.
     shm_used: float = 0.80  # Used share of /dev/shm, now or with full worker queues, from which it is a warning.
-    shm_used_critical: float = 0.90  # Used share of /dev/shm from which a worker may die; also of ShmNearlyFull.
-    straggler_share: float = 0.05  # Excess of a rank's own time over the others', by the step, that makes a straggler.
+    shm_used_critical: float = 0.90  # Used share of /dev/shm from which a worker may die; also used by ShmNearlyFull.
+    straggler_share: float = 0.05  # Excess of a rank's own time, as a share of the step, that makes it a straggler.
     straggler_share_critical: float = 0.20  # Excess of a straggler, as a share of the step, from which it is critical.
     rank_pace: float = 0.10  # Ranks whose step times differ by more are not compared: none is a straggler.
     gpu_idle_s: float = 300.0  # A GPU that a process has held without work for this long is idle.

@@ -211,7 +211,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     world_size: int = 1
     ranks: tuple[RankFacts, ...] = ()
     """The run's ranks that train now, this one included: those on this node, or all that rank 0 knows of. Empty for a single rank."""
-    summaries: Mapping[int, RankSummary] = {}  # on rank 0, by rank: what the others say of themselves, without an agent
+    summaries: Mapping[int, RankSummary] = {}  # on rank 0, by rank: what the others report, without an agent
     worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers killed by a signal, in the whole run
     oom: MemoryKills | None = None  # of a lost run, if the kernel has killed for lack of memory since its last message
     job: JobFacts | None = None  # None: the run belongs to no job, or that has one attempt
@@ -221,7 +221,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     may_wait_for_phase: bool = False  # a rank of the run is in a declared phase, an evaluation or a checkpoint
 
     def share(self, *states: str) -> float:
-        """Return the share of the window's time in these states together, 0–1; an odd first step is not counted."""
+        """Return the share of the window's time in these states together, 0–1; an atypical first step is not counted."""
         return sum(self._shares.get(state, 0.0) for state in states)
 
     @cached_property

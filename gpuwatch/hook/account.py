@@ -40,7 +40,7 @@ _FIRST = "first wait"  # the wait for the run's first batch
 _GAP = "gap"  # what the training thread does between two forward passes without gradients
 _PLACES = dict(first=_FIRST, fetch=DATA_WAIT, step=IN_STEP, gap=_GAP, between=BETWEEN, python=_PYTHON, around=AROUND)
 _EPOCH_STARTS_KEPT = 256
-_LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
+_LEAST_EMPTY = 8  # so many waits for workers show whether a single one is late
 _MOST_FEEDS = 8
 _STEPS_SHOWN = 20_000  # rows of a window at most
 

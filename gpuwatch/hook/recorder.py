@@ -55,7 +55,7 @@ class Recorder:
         self.step_owner: object | None = None  # the loop whose next batch ends the open step, or the context that does
         self.bounded_steps = 0  # those that an optimizer's step has begun
         self._bounded_owner = object()  # their owner
-        self.fed_ns = 0  # when the last copy ended that was made in such a step's wait; 0 once it computes
+        self.copied_ns = 0  # when the last copy ended that was made in such a step's wait; 0 once it computes
         self._pauses = 0  # after so many further copies the wait goes on
         self._until_pass = False  # a forward pass ends it
         self.levels: list[tuple[Any, ...]] = []  # what each open phase or nested loop interrupted; its number first
@@ -214,21 +214,21 @@ class Recorder:
 
     def end_bounded_wait(self, at_ns: int) -> bool:
         """End the wait of such a step: a copy to the device begins, or a forward pass. Return whether it has been waiting until now."""
-        fed_ns, self.fed_ns = self.fed_ns, 0
-        if fed_ns:
-            self._pauses = _PAUSED_FOR if at_ns - fed_ns > _PAUSE_NS else max(0, self._pauses - 1)
+        copied_ns, self.copied_ns = self.copied_ns, 0
+        if copied_ns:
+            self._pauses = _PAUSED_FOR if at_ns - copied_ns > _PAUSE_NS else max(0, self._pauses - 1)
         if self.in_bounded_wait():
             self.leave_steady()
             self.end_part(at_ns)
             return True
-        return fed_ns > 0
+        return copied_ns > 0
 
-    def fed(self) -> None:
+    def after_copy(self) -> None:
         """That copy was launched: where more of the batch comes later, the wait for it goes on."""
         now = self.clock()
         if self._until_pass and (self._pauses or self.active_timeline is None):
             self.begin_part(DATA_WAIT, now)
-        self.fed_ns = now
+        self.copied_ns = now
 
     def abandon_bounded(self, at_ns: int) -> None:
         """Discard the open step if an optimizer bounds it: what followed the last one was no step."""
@@ -442,7 +442,7 @@ class Recorder:
             self.idle = events.BETWEEN
         self.step_owner = owner
         self.begin_ns = self.mark_ns = at_ns
-        self.data_ns = self.transfer_ns = self.fed_ns = 0
+        self.data_ns = self.transfer_ns = self.copied_ns = 0
         self.samples = UNKNOWN_SAMPLES
         self.epoch_start = False
         self.activity = IN_STEP

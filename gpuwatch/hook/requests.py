@@ -22,7 +22,7 @@ from gpuwatch.host.frames import stacks
 from gpuwatch.host.proc import own_number
 
 _TAKEN_S = 5.0
-_NOT_ALLOWED = "the run does not allow it: start it by gpuwatch run --trace, with GPUWATCH_TRACE=1 or Watch(trace=True)"
+_NOT_ALLOWED = "traces are not allowed: start the run with gpuwatch run --trace, GPUWATCH_TRACE=1 or Watch(trace=True)"
 
 
 class Request(msgspec.Struct):
@@ -69,7 +69,7 @@ class Requests:
             if self._profiler is None:
                 torch = sys.modules["torch"]
                 if torch.autograd._profiler_enabled():
-                    raise RuntimeError("the program's own runs")
+                    raise RuntimeError("the program's own profiler is running")
                 self._profiler, self._patches = torch.profiler.profile(), Patches()
                 self._profiler.start()
                 for name in ("_prepare_profiler", "_enable_profiler"):
@@ -91,7 +91,7 @@ class Requests:
         if profiler is not None:
             profiler.stop()
             if profiler.profiler.kineto_results is None:  # torch ends the process when that is written
-                raise RuntimeError("it was ended by another one")
+                raise RuntimeError("it was ended by another profile")
             writing = threading.Thread(target=self._answer, args=(profiler.export_chrome_trace,), daemon=True)
             writing.run() if at_end else writing.start()
 
@@ -153,7 +153,7 @@ def ask(pid: int, **wanted: Any) -> bytes:
                 folder.mkdir(mode=0o700)
                 os.chown(folder, uid, -1)
             if folder.lstat().st_uid != uid:
-                raise GpuwatchError(f"{folder} is another user's")
+                raise GpuwatchError(f"{folder} belongs to another user")
             request, answer = (folder / f"{own_number(pid)}.{kind}" for kind in ("request", "answer"))
             asking = request.with_suffix(".asking")
             for each in (request, answer, asking):
@@ -166,7 +166,7 @@ def ask(pid: int, **wanted: Any) -> bytes:
             while not answer.exists():
                 if request.exists() and time.monotonic() > until_s:
                     request.unlink(missing_ok=True)
-                    raise GpuwatchError(f"pid {pid} does not answer: no gpuwatch of this version watches a training")
+                    raise GpuwatchError(f"pid {pid} does not answer: this gpuwatch version watches no training in it")
                 if not process.exists() and not answer.exists():
                     raise GpuwatchError(f"pid {pid} has ended")
                 time.sleep(0.1)
@@ -175,7 +175,7 @@ def ask(pid: int, **wanted: Any) -> bytes:
             answer.unlink()
     except OSError as error:
         do = "; run this as its user, or as root" if isinstance(error, PermissionError) else ""
-        raise GpuwatchError(f"pid {pid} cannot be asked: {error.strerror}: {error.filename}{do}") from error
+        raise GpuwatchError(f"pid {pid} cannot be reached: {error.strerror}: {error.filename}{do}") from error
     if text.startswith(b'{"error":'):
         raise GpuwatchError(f"pid {pid}: {msgspec.json.decode(text)['error']}")
     return text

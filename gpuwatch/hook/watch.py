@@ -140,7 +140,7 @@ class Watch:
 
         `to` moves each batch to a device and times that as `transfer` (non_blocking where its memory is pinned).
         `samples` returns a batch's number of samples (default: the length of its first tensor), `tokens` its number of tokens
-        (default: they are not counted). `start` is the global number of the first step, like `step` of `Watch`; of a later pass that of the
+        (default: they are not counted). `start` is the global number of the first step, like `step` of `Watch`; for a later pass, that of the
         checkpoint which was loaded before it.
         """
         if self._disabled and to is None:

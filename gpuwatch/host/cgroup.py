@@ -138,10 +138,10 @@ def memory_bytes(folder: Path, what: Literal["limit", "used", "peak"]) -> int | 
 
 
 def _cores(folder: Path) -> float | None:
-    words = (text_of(f"{folder}/cpu.max") or text_of(f"{folder}/cpu.cfs_quota_us")).split()
-    words += text_of(f"{folder}/cpu.cfs_period_us").split()
+    fields = (text_of(f"{folder}/cpu.max") or text_of(f"{folder}/cpu.cfs_quota_us")).split()
+    fields += text_of(f"{folder}/cpu.cfs_period_us").split()
     try:
-        return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
+        return None if fields[0] in ("max", "-1") else int(fields[0]) / int(fields[1])
     except (ValueError, IndexError, ZeroDivisionError):
         return None
 

@@ -173,7 +173,7 @@ class OwnFrames:
 
 
 def _is_python(frame: FrameType, kept: bool) -> bool | None:
-    """Whether a thread runs Python code there; None where the instruction that it is at does not tell.
+    """Whether a thread runs Python code there; None where the current instruction does not show it.
 
     False also where it may be in a short operator of torch: called by an operator of Python's, or in a function that names torch.
     """

@@ -211,9 +211,9 @@ def own_number(pid: int | str, procfs: Path = PROC) -> int:
 
 
 def _status(pid: int | str, procfs: Path, name: str, parse: Callable[[list[str]], T]) -> T:
-    """Return a field of /proc/PID/status, parsed from its words. Source: proc(5)."""
-    words = re.compile(rf"^{name}:(.*)", re.MULTILINE)
-    return read(f"{procfs}/{pid}/status", lambda text: parse(words.findall(text)[0].split()))
+    """Return a field of /proc/PID/status, parsed from its values. Source: proc(5)."""
+    line = re.compile(rf"^{name}:(.*)", re.MULTILINE)
+    return read(f"{procfs}/{pid}/status", lambda text: parse(line.findall(text)[0].split()))
 
 
 def run_queue_s(pid: int, procfs: Path = PROC) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from gpuwatch.ledger.device_pieces import DETAILED_NS, MOST_COPIES, DeviceTimes, Events, Piece
 from gpuwatch.ledger.states import sections_ns
 
-SHORT_PAUSE_NS = 50_000  # a pause of the host this short is not looked into
+SHORT_PAUSE_NS = 50_000  # a shorter pause of the host is ignored
 # A shorter pause with more work launched after it is a gap between launches: compute, as between any two kernels.
 LAUNCH_GAP_NS = 1_000_000
 LAG_SAMPLED = 1 / 8  # share of the quick pieces on a starved device that are measured at least

@@ -1,6 +1,6 @@
 """The device's own timeline: when its stream was empty, from timing events that are polled and never waited for.
 
-A launch returns before the device runs it: only events on its stream tell a wait that starves the device from one that hides behind queued
+A launch returns before the device runs it: only events on its stream distinguish a wait that starves the device from one that hides behind queued
 work. Each piece of a step has two: `batch` when its batch is in hand, `end` when the next one is asked for. Some have more: after each run of copies, after
 the optimizer's last launch, around each wait for other ranks, at each section. They are read by `query()`, in the training thread, never while a graph is captured.
 An error of an event call ends the timeline, and the recorder goes on by the host's clock. What a signal handler raises passes through.

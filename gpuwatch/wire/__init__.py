@@ -120,14 +120,14 @@ class Loader(msgspec.Struct, frozen=True):
     num_workers: int | None = None
     prefetch_factor: int | None = None
     batch_size: int | None = None
-    pin_memory: bool | None = None  # Whether batches are pinned: as a copy of one has shown, else the setting.
+    pin_memory: bool | None = None  # Whether batches are pinned: detected from a batch's copy, else the setting.
     persistent_workers: bool | None = None
     batch_bytes: int | None = None
     batches: int | None = None  # Batches per epoch, `len(loader)`.
     worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=MAX_WORKERS)] = ()
-    dataset: Text | None = None  # The class of its data set, or its own.
+    dataset: Text | None = None  # Class of its dataset, or of the loader itself.
     wait_ratio: Ratio | None = None
-    """Of several loaders that feed a step, this one is waited for longest: for this share of the wait. None: there is only one."""
+    """If several loaders feed a step: this one causes the longest wait, this share of the whole. None: there is only one."""
 
 
 class WorkerDeath(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _SEND_QUEUE = 64
 _RECEIVE_QUEUE = 16
 """Frames that wait for the agent from one connection; more wait at their sender, whose memory it is. A process that ends while the agent
-is away for some seconds still says good-bye."""
+is away for some seconds still sends its last message."""
 _BATCH_FRAMES, _BATCH_BYTES = 1000, 4 << 20
 _LINGER_MS = 300
 _HANDSHAKE_MS = 5000

@@ -175,7 +175,7 @@ static int queue(Stream *s, int64_t work_ns) {
     return 0;
 }
 
-/* Wait until the device's clock has reached a time; the lock is let go meanwhile. */
+/* Wait until the device's clock has reached a time; the lock is released meanwhile. */
 static int wait_until(int64_t at_ns) {
     if (is_manual) {
         if (at_ns > manual_ns) manual_ns = at_ns;

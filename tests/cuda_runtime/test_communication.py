@@ -160,7 +160,7 @@ def test_ddp_waits_for_the_late_rank_and_for_what_is_not_hidden(runtime: Any, la
     assert waited_ms == pytest.approx(wait_ms, abs=1.5)
 
 
-def test_ddp_waits_for_nobody_while_it_accumulates_gradients(runtime: Any) -> None:
+def test_ddp_waits_for_no_rank_while_it_accumulates_gradients(runtime: Any) -> None:
     with two_ranks(runtime) as other:
         model = torch.nn.parallel.DistributedDataParallel(layers(runtime, 1, 2 * MS), init_sync=False)
 

@@ -292,7 +292,7 @@ def beside_a_capture(runtime: Runtime, capture: Any, by_other_thread: bool, is_w
     return result, capture.ended
 
 
-UNDISTURBED = (((41, "asks for a batch"), "", ""), 0)
+UNINTERRUPTED = (((41, "asks for a batch"), "", ""), 0)
 
 
 @MODES
@@ -303,7 +303,7 @@ def test_a_capture_in_another_thread_is_not_broken_and_breaks_nothing(
     for is_watched in (False, True):
         assert (
             beside_a_capture(runtime, capture(runtime, mode), by_other_thread=True, is_watched=is_watched)
-            == UNDISTURBED
+            == UNINTERRUPTED
         )
 
 
@@ -313,7 +313,7 @@ def test_a_capture_on_another_stream_of_the_training_thread_is_not_broken(runtim
     for is_watched in (False, True):
         assert (
             beside_a_capture(runtime, RawCapture(runtime, mode), by_other_thread=False, is_watched=is_watched)
-            == UNDISTURBED
+            == UNINTERRUPTED
         )
 
 

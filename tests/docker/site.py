@@ -123,7 +123,7 @@ class Site:
 
 
 class Training:
-    """A training process on the host, or in a container by a command of its own. Ends when told to."""
+    """A training process on the host, or in a container by a command of its own. Ends on request."""
 
     def __init__(
         self, site: Site, run: str, command: tuple[str, ...] = (), environment: Mapping[str, str] | None = None

@@ -99,7 +99,7 @@ def test_the_agent_in_its_container_sees_the_host(site: Site) -> None:
         assert run["user"] == pwd.getpwuid(os.getuid()).pw_name
         training.process.kill()
         training.process.wait()
-        # it had no time for a good-bye: that its process is gone is seen, long before its silence would tell
+        # it had no time to close the run: the end of its process is detected long before its silence would show it
         wait_for("the run is lost", lambda: (site.run("compose-seen") or {}).get("status") == "lost", 8)
     shm = os.statvfs("/dev/shm")
     assert _shm_bytes(site, "host") == shm.f_blocks * shm.f_frsize

@@ -7,7 +7,7 @@ from typing import Any
 
 WAIT_MS = 30_000
 LEFT_PX, RIGHT_PX = 64, 12
-"""What lies beside a chart's axes: charts.GRID."""
+"""What lies outside a chart's axes: charts.GRID."""
 
 
 def number(page: Any, selector: str) -> float:

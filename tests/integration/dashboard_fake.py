@@ -119,7 +119,7 @@ def _gpu(n: int, high: float) -> Counter:
 
 
 def _gpu_seconds(n: int) -> list[tuple[dict[str, str], Counter]]:
-    """Return a GPU's ledger: the first six belong to the run, the seventh to nobody, the last is held idle."""
+    """Return a GPU's ledger: the first six belong to the run, the seventh to no run, the last is held idle."""
     own: dict[str, Counter] = {6: {"unallocated": lambda t: t}, 7: {"held_idle": lambda t: t}}.get(n, LEDGER)
     gpu = {"gpu": str(n), "UUID": f"GPU-{n}"}
     return [({**gpu, "state": state}, own.get(state, lambda t: 0.0)) for state in GPU_STATES]
@@ -237,7 +237,7 @@ class FakeAgent:
             return None
         if "last" in query:
             return self.steps[run].records(known["started_s"], int(query["last"]))
-        return self.steps[run].condensed(known["started_s"], query)
+        return self.steps[run].downsampled(known["started_s"], query)
 
     def gpu(self, n: int) -> dict[str, Any]:
         """Return a GPU as /api/v1/status has it."""

@@ -1,4 +1,4 @@
-"""Made-up step records whose truth is known, condensed as the agent does it: docs/reference/api.md, `/api/v1/runs/{run}/steps?points=`."""
+"""Made-up step records whose truth is known, downsampled as the agent does it: docs/reference/api.md, `/api/v1/runs/{run}/steps?points=`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MadeUpSteps:
     def wait(self, step: int) -> float:
         return SLOW_S if step % self.epoch_steps == 0 else self.wait_s
 
-    def condensed(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
+    def downsampled(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
         """Return the answer; `start_s` is the run's start in Unix time."""
         since = float(query.get("start", start_s)) - start_s
         until = float(query.get("end", math.inf)) - start_s

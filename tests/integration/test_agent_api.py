@@ -167,7 +167,7 @@ def test_steps(agent: Agent) -> None:
         (steps_path(), {"last": 0}, 400, "last=0: give 1 to 100000"),
         (steps_path(), {"rank": "x"}, 400, "rank='x' is not a number"),
         (steps_path(), {"rank": 9}, 404, "rank 9 are kept; /api/v1/runs lists the runs"),
-        (steps_path("nobody"), {}, 404, "no steps of run 'nobody'"),
+        (steps_path("no-such-run"), {}, 404, "no steps of run 'no-such-run'"),
         ("/api/v1/nothing", {}, 404, "/api/v1/nothing does not exist; the paths are in docs/reference/api.md"),
     ],
 )

@@ -173,7 +173,7 @@ def test_bad_messages_are_counted_and_the_agent_goes_on(agent: Agent, push: zmq.
     assert "Traceback" not in log
 
 
-def test_second_agent_is_told_what_is_taken(agent: Agent, tmp_path: Path) -> None:
+def test_second_agent_is_reported_what_is_taken(agent: Agent, tmp_path: Path) -> None:
     other = Agent(tmp_path)
     other.port = agent.port
     assert f"--http 127.0.0.1:{agent.port}: Address already in use" in other.refused()

@@ -84,7 +84,7 @@ def test_gpus_through_an_exporter(tmp_path: Path, exporter: Exporter) -> None:
         asked = exporter.asked
         agent.metrics()
         agent.metrics()
-        assert exporter.asked - asked <= 2  # a scrape asks nobody
+        assert exporter.asked - asked <= 2  # a scrape sends no query
 
 
 def test_mig_instances_have_activity_from_the_exporter_and_processes_from_nvml(

@@ -55,7 +55,7 @@ time.sleep(600)
 """
 """A notebook whose loop has ended: 1 s without a step is long, as 30 s would be."""
 
-SPEAKER = """
+HOOK = """
 import os, sys, time
 sys.path.insert(0, sys.argv[2])
 from gpuwatch import wire
@@ -85,7 +85,7 @@ def gpu(number: int, *pids: int, busy: int = 90, **more: object) -> FakeGpu:
 
 
 def speak(agent: Agent, run: str, *states: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", SPEAKER, agent.endpoint, str(ROOT), run, ",".join(states)])
+    return subprocess.Popen([sys.executable, "-c", HOOK, agent.endpoint, str(ROOT), run, ",".join(states)])
 
 
 def test_every_state_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +95,12 @@ def test_every_state_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("GPUWATCH_ENDPOINT", agent.endpoint)
         monkeypatch.setenv("GPUWATCH_RUN", "all-states")
         hook = subprocess.Popen([sys.executable, "-c", ALL_STATES])
-        nobodys = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        without_hook = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         waits = speak(agent, "waits", "host_wait", "comm_wait")
         one, two = speak(agent, "one", "input_wait", "compute"), speak(agent, "two", "input_wait")
-        processes = [hook, nobodys, waits, one, two]
+        processes = [hook, without_hook, waits, one, two]
         try:
-            on = [(hook.pid,), (waits.pid,), (nobodys.pid,), (), (nobodys.pid,), (one.pid, two.pid)]
+            on = [(hook.pid,), (waits.pid,), (without_hook.pid,), (), (without_hook.pid,), (one.pid, two.pid)]
             busy = [90, 90, 90, 0, 0, 90]
             nvml.write([gpu(n, *pids, busy=busy[n]) for n, pids in enumerate(on)])
             wanted = {
@@ -132,7 +132,7 @@ def test_every_state_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             nvml.write([gpu(n, *pids, busy=busy[n], lost=n == 4) for n, pids in enumerate(on)], load=1)
             wait_for("GPU 4 is unknown", lambda: ledgers.look(4).get("unknown"), 20, 0.3)
             before = ledgers.look(0)
-            # the driver was loaded anew as well: the others go on where they were
+            # the driver was reloaded as well: the others go on where they were
             wait_for("GPU 0 goes on", lambda: ledgers.look(0)["compute"] > before["compute"] + 1, 30, 0.3)
             assert [ledgers.state(n) for n in (2, 3)] == ["busy_unattributed", "unallocated"]
         finally:

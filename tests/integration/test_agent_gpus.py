@@ -88,8 +88,8 @@ def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
                 seconds = ledgers.look(0)
                 # from the run's begin on, although its process was listed seconds later
                 assert set(seconds) <= {"unallocated", "busy_unattributed", "startup", "input_wait", "compute", "other"}
-                nobodys_s = seconds.get("busy_unattributed", 0)  # busy before its hook was there
-                assert nobodys_s < 2
+                without_hook_s = seconds.get("busy_unattributed", 0)  # busy before its hook was there
+                assert without_hook_s < 2
                 trained_s = seconds["input_wait"] + seconds["compute"]
                 assert trained_s == pytest.approx(run["states"]["input_wait"] + run["states"]["compute"], abs=2.5)
                 held = ledgers.look(1)
@@ -101,7 +101,7 @@ def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
                 wait_for("the run is heard", lambda: ledgers.owner(0) == ("alone", "0"), 3, 0.1)
                 time.sleep(2.5)
                 again = ledgers.look(0)
-                assert "unknown" not in again and again.get("busy_unattributed", 0) == nobodys_s
+                assert "unknown" not in again and again.get("busy_unattributed", 0) == without_hook_s
                 assert again["input_wait"] + again["compute"] > trained_s + 3
 
                 nvml.write(
@@ -118,7 +118,9 @@ def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
                 wait_for("GPU 2 has one run", lambda: ledgers.owner(2) == ("one", "0"), POLLED_S, 0.3)
                 wait_for("GPU 1 is back", lambda: ledgers.state(1) == "held_idle", POLLED_S, 0.3)
                 assert ledgers.look(1)["unknown"] > 0
-                both = ledgers.look(2)  # shared for a while: what either run did, and nobody's time before them
+                both = ledgers.look(
+                    2
+                )  # shared for a while: what either run did, and the time before them that belongs to no run
                 assert both["compute"] > 3 and both.get("busy_unattributed", 0) < 2
     finally:
         idler.kill()

@@ -1,4 +1,4 @@
-"""Processes that are killed, stopped, or end while nobody listens."""
+"""Processes that are killed, stopped, or end while no agent listens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_killed_stopped_and_ended_unheard(tmp_path: Path) -> None:
 
         stopped.signal(signal.SIGSTOP)
         stopped_at = time.monotonic()
-        killed.signal(signal.SIGKILL)  # and nobody waits for it: it stays a zombie
+        killed.signal(signal.SIGKILL)  # and no process waits for it: it stays a zombie
         killed_at = time.monotonic()
         run = agent.wait_run("killed", status="lost", timeout_s=5)
         assert time.monotonic() - killed_at < 4.0
@@ -62,7 +62,7 @@ def test_killed_stopped_and_ended_unheard(tmp_path: Path) -> None:
 
 
 def test_agent_that_was_stopped_takes_the_waiting_messages_first(tmp_path: Path) -> None:
-    """Its own absence is nobody's silence, and a run that ended meanwhile ended well."""
+    """The agent's own absence is no run's silence, and a run that ended meanwhile ended well."""
     with Agent(tmp_path) as agent, Trainer(agent, run="patient") as trainer:
         agent.wait_run("patient", activity="data_wait")
         assert agent.process is not None

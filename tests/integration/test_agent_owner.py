@@ -22,7 +22,7 @@ with gpuwatch.Watch(quiet=True) as w:
 SECRET = "hunter2-0b5f"
 
 
-def test_owner_is_told_and_nothing_else_is(tmp_path: Path) -> None:
+def test_owner_is_reported_and_nothing_else_is(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path)
     environment = {
         **nvml.environment(),

@@ -32,8 +32,8 @@ def own_metric(server: Server, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + "{", name + " ")))
 
 
-def test_an_alert_that_fires_while_alertmanager_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
-    port = free_port()  # nobody listens there yet
+def test_an_alert_that_fires_while_alertmanager_is_away_is_reported_when_it_is_back(tmp_path: Path) -> None:
+    port = free_port()  # no server listens there yet
     # No agent answers at this address either, so that GpuwatchAgentDown fires.
     config = prometheus_config({"gpuwatch": f"127.0.0.1:{free_port()}"}, alertmanager=f"127.0.0.1:{port}")
     quick = AlertThresholds(agent_down_for_s=1)

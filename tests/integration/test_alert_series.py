@@ -1,6 +1,6 @@
 """The chain of every alert: a series in its promtool scenarios is one that an agent or the simulator serves, names and labels alike.
 
-An alert on a series that nobody produces never fires, however well its scenarios pass.
+An alert on a series that is not exported never fires, however well its scenarios pass.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_series_of_an_alerts_scenarios_are_produced(path: Path, produced: set[Sh
     assert missing == set()
 
 
-def test_a_series_that_nobody_produces_is_found(produced: set[Shape]) -> None:
+def test_a_series_that_is_not_exported_is_found(produced: set[Shape]) -> None:
     """As the scenario of GpuAllocatedUnused had it, before any agent knew an allocation."""
     gpu = {"gpu": "0", "UUID": "GPU-a", "job": "gpuwatch", "instance": "n1:9478"}
     for labels in ({"workload_pod": "train-0"}, {"run": "r1", "workload_pod": "p"}, {"team": "vision"}):

@@ -172,7 +172,7 @@ def test_a_webhook_is_sent_the_alert_with_all_of_its_annotations_and_its_end(tmp
     assert message["alerts"][0]["annotations"] == STARVED["annotations"]
 
 
-def test_a_silence_is_of_the_run_whatever_its_name_and_an_alert_that_fires_is_told_in_full(tmp_path: Path) -> None:
+def test_a_silence_is_of_the_run_whatever_its_name_and_an_alert_that_fires_is_reported_in_full(tmp_path: Path) -> None:
     about = 'run h"x"}{#&+% \\ <!channel> ü'
     texts = {**dict.fromkeys(STARVED["annotations"], "job <!channel>"), "dashboard_url": "", "runbook_url": ""}
     alerts = [

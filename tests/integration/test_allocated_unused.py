@@ -148,7 +148,7 @@ def test_pod_of_a_gpu_is_known_from_the_kubelet(tmp_path: Path, pods: Kubelet) -
         wait_for("the allocation is known", lambda: states(agent) == ["allocated_unused", "free"], ASKED_S)
         assert owner(agent, 0) == {"namespace": "vision", "pod": "train-0", "container": "trainer"}
         assert set(pods.calls) == {"/v1.PodResourcesLister/List"}
-        pods.status = 12  # it is not known any more which GPU is free: after a minute it is said so
+        pods.status = 12  # it is not known any more which GPU is free: after a minute it is reported
         text = "the allocation of GPUs to jobs is unknown: "
         wait_for("the failure is logged", lambda: text in agent.log.read_text(), ASKED_S)
         assert states(agent) == ["allocated_unused", "free"]

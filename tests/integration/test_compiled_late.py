@@ -13,7 +13,7 @@ PROGRAM = """
 import sys, torch
 from gpuwatch import Watch
 
-class Told(torch.Tensor):
+class Recording(torch.Tensor):
     pass
 
 watch = Watch(quiet=True, endpoint="ipc:///no/listener/here.sock")
@@ -24,7 +24,7 @@ for turn in range(2):
             functions = [lambda x: x.to(torch.float64) * 2, lambda x: torch.Tensor.to(x, torch.float64) * 3]
             compiled = [torch.compile(call, fullgraph=True, backend="eager") for call in functions]
         for call in compiled:
-            call(batch), call(batch.as_subclass(Told))
+            call(batch), call(batch.as_subclass(Recording))
         assert "to" in torch.Tensor.__dict__
 states = watch.report().states
 watch.close()

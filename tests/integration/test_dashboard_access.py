@@ -1,4 +1,4 @@
-"""The pages for everybody: axe's rules in light and dark, on a desk and on a phone; by keyboard; nothing beside the screen."""
+"""The pages for everybody: axe's rules in light and dark, on a desk and on a phone; by keyboard; nothing outside the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page "Run" while the node's agent is away: what is missing is said, what Prometheus knows is drawn, and it goes on by itself."""
+"""The page "Run" while the node's agent is away: what is missing is named, what Prometheus knows is drawn, and it goes on by itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_run_without_its_agent_has_what_prometheus_knows_and_more_when_it_is_bac
 class BreaksOff(MadeUpSteps):
     """Steps of an agent that dies while it is asked for them."""
 
-    def condensed(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
+    def downsampled(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
         raise ConnectionResetError
 
 

@@ -115,7 +115,7 @@ def test_what_is_lost_now_is_in_the_first_screen(browser: Any, url: str, viewpor
     page.context.close()
 
 
-def test_lost_time_is_told_by_node_and_leads_there_and_the_link_keeps_it(browser: Any, url: str) -> None:
+def test_lost_time_is_reported_by_node_and_leads_there_and_the_link_keeps_it(browser: Any, url: str) -> None:
     page = browser.new_context(viewport=DESKTOP).new_page()
     page.goto(f"{url}/fleet?window=24+h")
     page.get_by_role("radio", name="By node").or_(page.get_by_role("button", name="By node")).first.click()

@@ -226,7 +226,7 @@ def test_what_to_do_is_in_the_first_screen_of_a_phone(browser: Any, agent: FakeA
         context.close()
 
 
-def test_phone_has_nothing_beside_the_screen(browser: Any, agent: FakeAgent, url: str) -> None:
+def test_phone_has_nothing_outside_the_screen(browser: Any, agent: FakeAgent, url: str) -> None:
     agent.runs, agent.gpus = [a_run(name="a-run-with-a-name-that-is-much-longer-than-any-phone-is-wide")], True
     context = browser.new_context(viewport=PHONE)
     page = context.new_page()

@@ -107,5 +107,5 @@ def test_ranks_stand_side_by_side_and_the_slow_one_is_marked(page: Any) -> None:
 
 def test_run_without_kept_steps_says_so(page: Any) -> None:
     page.goto("/run?run=short")
-    page.get_by_text("No step of this run is kept for this time.").first.wait_for(timeout=WAIT_MS)
+    page.get_by_text("No steps of this run are stored for this time range.").first.wait_for(timeout=WAIT_MS)
     assert number(page, ".gw-sentence") == 62

@@ -58,7 +58,7 @@ def spawned(agent: Agent, ranks: int, *options: str) -> Any:
 
 
 def reports(process: subprocess.Popen[str]) -> dict[int, dict[str, Any]]:
-    """Return what each rank said at its end."""
+    """Return what each rank printed at its end."""
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     reported = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -109,7 +109,7 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
     assert list(late) == ["1"] and late["1"] == pytest.approx(0.06 / 0.09, rel=0.25)
     assert {key[2] for key in series if key[0] == "gpuwatch_finding_active" and "straggler" in key} == {"straggler"}
     assert sorted(reported) == [0, 1, 2] and len({each["run"] for each in reported.values()}) == 1
-    at_agent = wait_for("all have said good-bye", lambda: _ended(agent, 3), 10, 0.2)
+    at_agent = wait_for("all have closed their runs", lambda: _ended(agent, 3), 10, 0.2)
     assert {each["run"] for each in at_agent.values()} == {reported[0]["run"]}
     assert [each["world_size"] for each in at_agent.values()] == [3, 3, 3]
     (steps,) = {each["steps"] for each in reported.values()}
@@ -145,9 +145,9 @@ def test_ranks_of_two_launchers_without_a_name_are_one_run(agent: Agent) -> None
     ):
         reported = {**reports(one), **reports(other)}
     assert sorted(reported) == [0, 1] and reported[0]["run"] == reported[1]["run"]
-    at_agent = wait_for("both have said good-bye", lambda: _ended(agent, 2), 10, 0.2)
+    at_agent = wait_for("both have closed their runs", lambda: _ended(agent, 2), 10, 0.2)
     assert {each["run"] for each in at_agent.values()} == {reported[0]["run"]}
-    assert len(agent.get("/api/v1/runs")["runs"]) == 2, "and neither was ever told under another id"
+    assert len(agent.get("/api/v1/runs")["runs"]) == 2, "and neither was ever reported under another id"
 
 
 def test_a_rank_for_which_the_others_wait_is_named_with_the_line_that_it_is_in(agent: Agent) -> None:
@@ -158,7 +158,7 @@ def test_a_rank_for_which_the_others_wait_is_named_with_the_line_that_it_is_in(a
     line = next(n for n, text in enumerate(TRAINER.read_text().splitlines(), 1) if "sleep(3600)" in text)
     (late,) = {each["text"] for one in found for each in one["evidence"] if each["what"] == "late"}
     issued = re.fullmatch(
-        r"rank 2 has not issued all_reduce (\d+) of group default_pg 0, which other ranks wait in: (.*)", late
+        r"rank 2 has not issued all_reduce (\d+) of group default_pg 0, in which other ranks wait: (.*)", late
     )
     assert issued is not None and issued[2] == f"it is in save (ddp_trainer.py:{line})", late
     assert "stacks) to see where rank 2 is blocked" in found[0]["advice"]
@@ -176,7 +176,7 @@ def _ended(agent: Agent, count: int) -> dict[int, dict[str, Any]] | None:
 
 @pytest.mark.alone
 def test_spawned_equal_ranks_are_one_run_without_a_straggler(agent: Agent) -> None:
-    """The Watch is opened before the process group: nothing may be told under rank 0 by all four."""
+    """The Watch is opened before the process group: nothing may be reported under rank 0 by all four."""
     with spawned(agent, 4, "--steps=110", "--watch-communication", "--method=fork") as process:
         wait_for("four ranks train", lambda: sum(each["steps"] > 5 for each in runs(agent).values()) == 4, 40, 0.2)
         seen = []
@@ -186,7 +186,7 @@ def test_spawned_equal_ranks_are_one_run_without_a_straggler(agent: Agent) -> No
         reported = reports(process)
     assert seen == []
     assert sorted(reported) == [0, 1, 2, 3] and {each["world_size"] for each in reported.values()} == {4}
-    at_agent = wait_for("all have said good-bye", lambda: _ended(agent, 4), 10, 0.2)
+    at_agent = wait_for("all have closed their runs", lambda: _ended(agent, 4), 10, 0.2)
     assert {(each["run"], each["steps"]) for each in at_agent.values()} == {(reported[0]["run"], 110)}
     counted = {key[2]: value for key, value in agent.metrics().items() if key[0] == "gpuwatch_comm_steps_total"}
     assert counted == {"0": 110, "1": 110, "2": 110, "3": 110}
@@ -194,7 +194,7 @@ def test_spawned_equal_ranks_are_one_run_without_a_straggler(agent: Agent) -> No
 
 @pytest.mark.alone
 def test_waiting_for_a_rank_with_slow_code_is_comm_wait_and_nothing_twice(agent: Agent, tmp_path: Path) -> None:
-    """Gradients are accumulated: with no_sync nobody waits, and at each second step for twice the delay."""
+    """Gradients are accumulated: with no_sync no rank waits, and at each second step for twice the delay."""
     delay, compute = 0.04, 0.02
     options = ["--steps=3000", f"--end-file={tmp_path / 'end'}", f"--compute={compute}", f"--slow-compute={delay}"]
     options += ["--slow-rank=0", "--accumulate=2", "--watch-communication", "--method=fork"]

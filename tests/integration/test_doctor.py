@@ -1,4 +1,4 @@
-"""`gpuwatch doctor` as a user runs it: with an agent and without, beside other programs, through a pipe and in a terminal."""
+"""`gpuwatch doctor` as a user runs it: with an agent and without, next to other programs, through a pipe and in a terminal."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def test_prometheus_that_scrapes_an_agent_and_one_that_does_not(tmp_path: Path) 
             found = checks(doctor("--json", "--agent", server.url, "--prometheus", f"{good.url}/"))
         assert found["targets"]["found"] == f"{good.url}: 1 of 1 targets up"
         assert found["alert rules"]["status"] == "ok"
-    nobody = prometheus_config({"gpuwatch": f"127.0.0.1:{free_port()}"})
-    with start_prometheus(tmp_path / "bad", nobody) as bad:
+    no_agent = prometheus_config({"gpuwatch": f"127.0.0.1:{free_port()}"})
+    with start_prometheus(tmp_path / "bad", no_agent) as bad:
         wait_for("a scrape", lambda: bad.value('up{job="gpuwatch"}') == 0, 20)
         found = checks(doctor("--json", "--prometheus", bad.url))
     assert found["targets"]["status"] == "problem" and "connection refused" in found["targets"]["found"]

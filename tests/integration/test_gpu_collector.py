@@ -135,7 +135,7 @@ def test_an_unsupported_value_is_absent_and_the_rest_is_there(nvml, collector):
     }
     assert found["gpu_utilization_ratio", "1", "GPU-bbbb"] == 0.09
     assert found["gpus_seen",] == 2
-    assert collector.processes() == {"GPU-bbbb": ()}  # not told, and not "no process"
+    assert collector.processes() == {"GPU-bbbb": ()}  # not reported, and not "no process"
     assert collector.devices()[0].minor is None
 
 
@@ -285,7 +285,7 @@ def test_a_hang_past_the_deadline_is_named_and_recovered_from(nvml, collector, c
         clock.now_s += 1
         with pytest.raises(TimeoutError, match=r"^NVML did not answer within 0.2 s \(utilization of GPU 0\)$"):
             collector.collect()
-    assert len(calls) == 2  # one before, and the one that hangs: no other was started beside it
+    assert len(calls) == 2  # one before, and the one that hangs: no other was started meanwhile
     assert collector.processes() == {}
 
     nvml.write([replace(FIRST, power_mw=1000, processes=((1, 1),))])

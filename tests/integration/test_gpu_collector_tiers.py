@@ -119,7 +119,7 @@ def test_gpm_metric_that_the_driver_cannot_compute_is_absent_alone(nvml, collect
     assert ("dram_bandwidth_ratio",) not in found and ("tensor_active_ratio",) not in found
 
 
-def test_gpm_begins_anew_after_the_driver_was_reloaded(nvml, collector, clock):
+def test_gpm_restarts_after_the_driver_was_reloaded(nvml, collector, clock):
     nvml.write([HOPPER], load=1)
     for _ in range(2):
         values(collector, "GPU-h")
@@ -240,7 +240,7 @@ def test_instance_that_the_agent_may_not_see_hides_no_other(nvml, collector, mon
     assert [round(7 * device.size_ratio, 6) for device in collector.devices()] == [4, 3]
 
 
-def test_every_throttle_reason_of_the_driver_is_told(nvml, collector, clock):
+def test_every_throttle_reason_of_the_driver_is_reported(nvml, collector, clock):
     nvml.write([replace(HOPPER, event_reasons=pynvml.nvmlClocksEventReasonAll)])
     reasons = {key[1]: value for key, value in values(collector, "GPU-h").items() if key[0] == "throttled"}
     assert len(reasons) == 3 + 9 and set(reasons.values()) == {1}
@@ -259,7 +259,7 @@ def test_links_are_asked_for_every_ten_seconds_and_kept_in_between(nvml, collect
     assert len(calls) == 3
 
 
-def test_what_each_kind_of_call_costs_is_told(nvml, collector, clock):
+def test_what_each_kind_of_call_costs_is_reported(nvml, collector, clock):
     nvml.write([HOPPER])
     collector.collect()
     clock.now_s += 10

@@ -31,7 +31,7 @@ def filled(expr: str) -> str:
     return expr
 
 
-def judge(
+def check(
     folder: Path, series: list[dict[str, str]], expected: dict[str, dict[str, float]], at: str, evaluated: str = "5m"
 ) -> None:
     """Have promtool compare: expressions, each with its values by labels, at a time."""
@@ -85,7 +85,7 @@ def test_gpu_hours_and_money_by_user_over_two_hours_of_three(tmp_path: Path) -> 
             values = {k: v for k, v in values.items() if v}
             hours = f"({hours}) > 0"
         expected[f"round({hours}, 0.5)"] = values
-    judge(tmp_path, series, expected, "3h")
+    check(tmp_path, series, expected, "3h")
 
 
 def test_counts_of_gpus_are_counts_a_minute_after_the_start_of_prometheus(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_counts_of_gpus_are_counts_a_minute_after_the_start_of_prometheus(tmp_pa
         expression("fleet", "By user", "H"): {'{user="alice"}': 8.0, '{user="bob"}': 2.0},
         expression("fleet", "GPU time lost now", "A"): {'{instance="n1:9478",kind="starved",user="alice"}': 4.0},
     }
-    judge(tmp_path, series, expected, "60s", "30s")
+    check(tmp_path, series, expected, "60s", "30s")
 
 
 def test_an_alert_about_a_run_on_several_nodes_is_on_the_board_of_each(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_an_alert_about_a_run_on_several_nodes_is_on_the_board_of_each(tmp_path:
         else {}
         for instance, shown in ((".*", True), ("n2", True), ("n3", False))
     }
-    judge(tmp_path, series, expected, "3m")
+    check(tmp_path, series, expected, "3m")
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_a_run_is_marked_where_it_begins_and_where_it_ends(tmp_path: Path, at: s
         mark["name"]: filled(mark["expr"]) for mark in load("gpuwatch-run")["annotations"]["list"] if "expr" in mark
     }
     here = {'{run="r1"}': 1.0}
-    judge(tmp_path, series, {marks["Run begins"]: here if begins else {}, marks["Run ends"]: here if ends else {}}, at)
+    check(tmp_path, series, {marks["Run begins"]: here if begins else {}, marks["Run ends"]: here if ends else {}}, at)

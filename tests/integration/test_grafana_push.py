@@ -111,7 +111,7 @@ def test_who_saves_at_the_same_moment_is_not_overwritten(grafana: FakeGrafana) -
     api = connect(grafana.url, EDITOR)
     grafana.before["POST", "/api/dashboards/db"] = lambda: grafana.edited_by_hand("gpuwatch-run", "Theirs")
     with pytest.raises(
-        GrafanaError, match=r"somebody saved it meanwhile \(save the dashboard Training run: .*changed by"
+        GrafanaError, match=r"someone else saved it in the meantime \(save the dashboard Training run: .*changed by"
     ):
         push_dashboard(api, grafana.url, older["gpuwatch-run.json"], "gpuwatch")
     api.client.s.close()
@@ -175,7 +175,7 @@ def test_grafana_under_a_path(tmp_path: Path) -> None:
         ("https://h/grafana", "/grafana/d/x", "https://h/grafana/d/x"),
     ],
 )
-def test_links_that_are_told_have_the_path_in_front_once(url: str, path: str, link: str) -> None:
+def test_links_that_are_reported_have_the_path_in_front_once(url: str, path: str, link: str) -> None:
     assert _link(url, path) == link
 
 
@@ -195,7 +195,7 @@ def test_tls_with_a_certificate_of_its_own(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_nobody_there() -> None:
+def test_no_server_there() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = command("push", "--url", url, "--token", EDITOR)
     assert done.returncode == 1 and done.stdout == ""

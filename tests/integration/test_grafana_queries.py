@@ -165,7 +165,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             stack.callback(process.kill)
         held = [(process.pid,) for process in (*processes[1:], processes[0])]
         write(*held, ())
-        time.sleep(2)  # the driver tells of XIDs that come while somebody listens
+        time.sleep(2)  # the driver reports XIDs that occur while a subscriber listens
         write(*held, (), xids=(79,))
         here = Site(prometheus, agent)
         for ready in (
@@ -192,7 +192,7 @@ def test_every_query_of_every_panel_has_data(site: Site, dashboard: str) -> None
         expected = [a for a in asked if a.panel not in ABSENT and (dashboard, a.panel, a.ref_id) not in NO_DATA]
         return [a for a in expected if not site.ask(a)]
 
-    # a scrape may just have been late; one more look in the end, so that it is said which are silent
+    # a scrape may just have been late; one more query in the end, to name those that are silent
     with contextlib.suppress(AssertionError):
         wait_for("every panel", lambda: not silent(), 60, 2)
     assert [(a.panel, a.ref_id) for a in silent()] == []

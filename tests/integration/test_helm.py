@@ -144,7 +144,7 @@ def test_who_may_connect_is_named_by_policies_that_select_the_pods() -> None:
 
 
 def test_the_agents_options_are_those_of_the_agent(tmp_path: Path) -> None:
-    """The arguments of the DaemonSet, its file beside them, through the real command: it starts and then stops."""
+    """The arguments of the DaemonSet, its file next to them, through the real command: it starts and then stops."""
     from tests.integration.agent_process import Agent
 
     objects = manifests(EVERYTHING)

@@ -24,7 +24,7 @@ def run(script: str, tmp_path: Path, expect: int = 0, **environ: str) -> subproc
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(script))
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GPUWATCH_")}
-    clean["GPUWATCH_ENDPOINT"] = f"ipc://{tmp_path}/nobody.sock"
+    clean["GPUWATCH_ENDPOINT"] = f"ipc://{tmp_path}/no-agent.sock"
     done = subprocess.run(
         [sys.executable, "-W", "error", str(path)],
         env={**clean, **environ},

@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).with_name("loader_ends_program.py")
 
 
 def train(agent: Agent | None, kill: str, numbers: int, step_s: float = 0.001, before: tuple[str, ...] = ()) -> str:
-    """Run the program to its end; return what it said on stderr."""
+    """Run the program to its end; return what it printed on stderr."""
     environment = {**os.environ, "GPUWATCH_RUN": "doomed"}
     environment["GPUWATCH_ENDPOINT"] = agent.endpoint if agent is not None else "ipc:///nonexistent/hook.sock"
     command = [*before, sys.executable, str(PROGRAM), kill, str(numbers), str(step_s)]
@@ -62,7 +62,7 @@ def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_called_so(tmp_path
     assert finding["cause"] == "worker_killed" and finding["title"] == "a loader worker was killed by the OOM killer"
     assert [each["value"] for each in finding["evidence"]] == [9, 1]
     assert finding["evidence"][1]["text"] == (
-        "the OOM killer has killed 1 process in that time (oom_kill); its cgroup is limited to 1 GiB"
+        "the OOM killer killed 1 process at that time (oom_kill); its cgroup is limited to 1 GiB"
     )
     assert (
         "num_workers 2 → 1" in finding["advice"]
@@ -108,7 +108,7 @@ def test_a_small_dev_shm_is_forecast_before_it_is_full_with_the_size_to_give() -
 
 
 @pytest.mark.alone  # whether a batch arrives before the memory is full depends on the machine
-def test_a_dev_shm_too_small_for_the_first_batches_is_told_with_the_size_to_give() -> None:
+def test_a_dev_shm_too_small_for_the_first_batches_is_reported_with_the_size_to_give() -> None:
     output = train(None, "none", 260_000, 1.0, small_shm(14))  # 7.93 MiB a batch: one fits
     line = next(line for line in output.splitlines() if line.startswith("gpuwatch: "))
     assert line.startswith("gpuwatch: /dev/shm ")

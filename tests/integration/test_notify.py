@@ -1,4 +1,4 @@
-"""The agent tells a webhook by itself: one that fails, hangs and comes back, over restarts of the agent."""
+"""The agent notifies a webhook by itself: one that fails, hangs and comes back, over restarts of the agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("apprise")
 
 
 def quick_config(directory: Path, *urls: str) -> dict[str, str]:
-    """Return an environment whose agent tells these after 3 s of starving."""
+    """Return an environment whose agent notifies these after 3 s of starving."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "gpuwatch.toml"
     listed = ", ".join(f'"{url}"' for url in urls)
@@ -37,7 +37,7 @@ def starved(inbox: Inbox) -> list[dict[str, Any]]:
 
 
 @pytest.mark.alone  # it depends on deadlines of the product
-def test_a_webhook_that_fails_and_hangs_is_told_in_the_end_and_only_once_over_a_restart(tmp_path: Path) -> None:
+def test_a_webhook_that_fails_and_hangs_is_reported_in_the_end_and_only_once_over_a_restart(tmp_path: Path) -> None:
     answers = iter([504])
     place = tmp_path / "agent"
     with webhook() as inbox:
@@ -67,7 +67,7 @@ def test_a_webhook_that_fails_and_hangs_is_told_in_the_end_and_only_once_over_a_
 
 
 def test_what_could_not_be_delivered_is_delivered_by_the_next_agent(tmp_path: Path) -> None:
-    port = free_port()  # nobody listens there yet
+    port = free_port()  # no server listens there yet
     place = tmp_path / "agent"
     inbox = Inbox(port=port)
     environment = quick_config(place, json_url(inbox))

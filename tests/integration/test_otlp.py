@@ -132,9 +132,9 @@ def test_nothing_is_pushed_without_the_option(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_url_ends_the_start_with_status_2(tmp_path: Path, url: str, message: str) -> None:
-    said = Agent(tmp_path).refused("--otlp", url)
-    assert message in said
-    assert "passw0rd" not in said
+    printed = Agent(tmp_path).refused("--otlp", url)
+    assert message in printed
+    assert "passw0rd" not in printed
 
 
 def test_a_configuration_file_may_name_the_collector(tmp_path: Path) -> None:

@@ -482,7 +482,7 @@ def _fork(check: Callable[[], bool]) -> int:
 
 
 def test_every_drop_is_counted_and_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that is away for too long: what it is told in the end, its page says is missing."""
+    """An agent that is away for too long: what it receives in the end, its page shows as missing."""
     clock = Clock()
     watch = fake_watch(clock, monkeypatch)
     sender = connect(watch)

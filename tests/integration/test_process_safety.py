@@ -49,7 +49,7 @@ def script(tmp_path: Path, source: str, endpoint: str, **environ: str) -> Iterat
 
 
 def finished(process: subprocess.Popen[str], expect: int = 0) -> tuple[str, str]:
-    """Wait for the end; return what was said on stdout and stderr."""
+    """Wait for the end; return what was printed on stdout and stderr."""
     out, err = process.communicate(timeout=180)
     assert process.returncode == expect, err
     return out, err
@@ -161,7 +161,7 @@ def test_a_subinterpreter_comes_and_goes(tmp_path: Path) -> None:
         print(w.report().steps)
     """
     pytest.importorskip("_xxsubinterpreters" if sys.version_info < (3, 13) else "_interpreters")
-    with script(tmp_path, source, f"ipc://{tmp_path}/nobody.sock") as process:
+    with script(tmp_path, source, f"ipc://{tmp_path}/no-agent.sock") as process:
         out, err = finished(process)
     assert out == "40\n" and "Traceback" not in err
 
@@ -180,13 +180,13 @@ _NOTEBOOK = """
             time.sleep(0.01)
             yield index
     def run(cell):
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
             {execute}
-        return said.getvalue()
-    said = [run({cell!r}), run({cell!r})]
+        return printed.getvalue()
+    printed = [run({cell!r}), run({cell!r})]
     alive = [t.name for t in threading.enumerate()].count("gpuwatch")
     from gpuwatch.hook.watch import open_watches
-    print(json.dumps([said, alive, len(open_watches)]))
+    print(json.dumps([printed, alive, len(open_watches)]))
 """
 
 
@@ -204,7 +204,7 @@ def test_a_cell_that_is_run_again(tmp_path: Path, style: str, shell: str) -> Non
         made = "from IPython.core.interactiveshell import InteractiveShell\nSHELL = InteractiveShell.instance(user_ns=globals())\n"
         source = source.replace("def run(cell)", made + "def run(cell)", 1)
     environ = {"IPYTHONDIR": str(tmp_path), "PYTHONWARNINGS": "default"}
-    with script(tmp_path, source, f"ipc://{tmp_path}/nobody.sock", **environ) as process:
+    with script(tmp_path, source, f"ipc://{tmp_path}/no-agent.sock", **environ) as process:
         out, _ = finished(process)
     output, threads, still_open = json.loads(out.splitlines()[-1])
     assert output[0].count("gpuwatch ·") == 1 and "10 steps" in output[0]

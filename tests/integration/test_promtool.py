@@ -1,4 +1,4 @@
-"""What is shipped for Prometheus and Alertmanager, judged by their own tools; the alerts' scenarios are promtool's tests."""
+"""What is shipped for Prometheus and Alertmanager, checked by their own tools; the alerts' scenarios are promtool's tests."""
 
 from __future__ import annotations
 

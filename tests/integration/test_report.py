@@ -32,7 +32,7 @@ def gpuwatch(*arguments: object, directory: Path | None = None) -> subprocess.Co
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file in which a run that starved and one that did not have ended, and what an agent said of the first."""
+    """A file in which a run that starved and one that did not have ended, and what an agent reported of the first."""
     directory = tmp_path_factory.mktemp("report")
     with Agent(directory) as agent:
         with (
@@ -101,7 +101,7 @@ def test_a_report_has_the_words_that_the_program_has_printed(tmp_path: Path) -> 
         assert why in printed and each["advice"] in printed, (why, printed)
 
 
-def test_a_file_says_what_the_agent_that_wrote_it_said(history: Path) -> None:
+def test_a_file_gives_the_report_of_the_agent_that_wrote_it(history: Path) -> None:
     live = json.loads((history.parent / "live.json").read_text())
     dead = report(history, "starved")
     for name in (
@@ -130,7 +130,7 @@ def test_a_file_says_what_the_agent_that_wrote_it_said(history: Path) -> None:
 def test_a_limit_ends_with_1_and_says_by_how_much(history: Path) -> None:
     done = gpuwatch("report", "starved", "--history", history, "--markdown", "--fail-on", "input_wait=0.1")
     assert done.returncode == 1
-    assert "points over the limit of 10%" in done.stderr and "limit broken: input" in done.stdout
+    assert "points over the limit of 10%" in done.stderr and "limit exceeded: input" in done.stdout
     assert gpuwatch("report", "fed", "--history", history, "--markdown", "--fail-on", "stalled=0.5").returncode == 0
 
 

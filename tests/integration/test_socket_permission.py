@@ -1,4 +1,4 @@
-"""A user who may not write to the agent's socket: training goes on, and what to ask for is said once."""
+"""A user who may not write to the agent's socket: training goes on, and what to ask for is logged once."""
 
 from __future__ import annotations
 

@@ -84,10 +84,10 @@ def test_a_finding_brings_its_stacks_into_api_and_report(tmp_path: Path) -> None
     with Agent(tmp_path, "--config", str(config)) as agent, training(agent) as pid:
 
         def looked_at() -> dict[str, Any] | None:
-            # What is found first, and so brings the look, may turn out to be a consequence: what is told first has it too.
+            # What is found first, and so starts the sampling, may turn out to be a consequence: what is reported first has it too.
             findings = (agent.run(RUN) or {}).get("findings", [])
-            is_told = findings and findings[0]["stacks"] is not None and findings[0]["cause"].startswith("input_")
-            return findings[0] if is_told else None
+            is_reported = findings and findings[0]["stacks"] is not None and findings[0]["cause"].startswith("input_")
+            return findings[0] if is_reported else None
 
         finding = wait_for("stacks of why the loader is slow", looked_at, 60)
         check_hottest(finding["stacks"], pid)

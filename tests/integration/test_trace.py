@@ -90,7 +90,7 @@ def when_it_answers(pid: int, **wanted: Any) -> bytes:
         try:
             return ask(pid, **wanted)
         except GpuwatchError as error:
-            assert "does not answer" in str(error) or "cannot be asked" in str(error), error
+            assert "does not answer" in str(error) or "cannot be reached" in str(error), error
             return None
 
     found = wait_for("it answers", answer, 90, 0.1)

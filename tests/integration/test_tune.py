@@ -166,7 +166,7 @@ def test_the_budget_is_kept() -> None:
 
 
 @pytest.mark.alone
-def test_a_data_loader_is_started_anew_with_its_own_attributes() -> None:
+def test_a_data_loader_is_restarted_with_its_own_attributes() -> None:
     def double(items: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(items + items)
 
@@ -181,7 +181,7 @@ def test_a_data_loader_is_started_anew_with_its_own_attributes() -> None:
         assert result.chosen is not None and result.chosen.num_workers == 2, str(result)
 
 
-def test_what_is_no_loader_is_told_with_what_to_do() -> None:
+def test_what_is_no_loader_is_reported_with_what_to_do() -> None:
     class Mine(DataLoader[torch.Tensor]):
         pass
 
@@ -190,7 +190,7 @@ def test_what_is_no_loader_is_told_with_what_to_do() -> None:
         (Mine(Items()), "is or returns a Mine, which gpuwatch cannot start with other settings"),
         (lambda: [1, 2], "is or returns a list, which gpuwatch cannot start"),
         (lambda path, num_workers: None, "needs path"),
-        (lambda num_workers: 5, "returned a int, which is no iterable"),
+        (lambda num_workers: 5, "returned a int, not an iterable"),
         (lambda num_workers: [], "gave no batch"),
         (lambda pin_memory: [], "no num_workers"),
     ):
@@ -303,7 +303,7 @@ def test_the_step_of_a_run_is_its_transfer_and_compute(tmp_path: Path) -> None:
         ("def make_loader(num_workers): raise OSError('no disk')", "OSError: no disk"),
     ],
 )
-def test_wrong_use_is_told_and_ends_with_2(tmp_path: Path, code: str | None, says: str) -> None:
+def test_wrong_use_is_reported_and_ends_with_2(tmp_path: Path, code: str | None, says: str) -> None:
     tuning = command(tmp_path, "--budget-s", "5")
     if code is None:
         (tmp_path / "train.py").unlink()

@@ -1,4 +1,4 @@
-"""What a real process is blocked on: pipes and sockets are told apart behind the same system call."""
+"""What a real process is blocked on: pipes and sockets are distinguished behind the same system call."""
 
 from __future__ import annotations
 

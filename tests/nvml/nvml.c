@@ -1,7 +1,7 @@
 /* NVML's ABI without a GPU, for the real pynvml to load: what it answers stands in a script.
  *
  * The script's path is in GPUWATCH_FAKE_NVML. It is read again at every call, so that a test changes the GPUs by
- * writing it anew (atomically, by rename). One `key=value` a line; the node's come first, and `device=UUID` begins a
+ * rewriting it (atomically, by rename). One `key=value` a line; the node's come first, and `device=UUID` begins a
  * GPU. Absent keys are 0. `fake.py` writes it and says what each key means:
  *
  *   driver=550.54.15   cuda=12.4   error.FUNCTION=CODE   hang.FUNCTION=SECONDS   load=N
@@ -174,7 +174,7 @@ static int parse_script(const char *path, Node *node) {
     return OK;
 }
 
-/* The script as it is now; it is parsed again only when it was written anew. */
+/* The script as it is now; it is parsed again only when it was rewritten. */
 static int read_script(Node *node) {
     static Node kept;
     static struct stat seen;
@@ -543,9 +543,9 @@ int nvmlDeviceGetFieldValues(void *handle, int count, FieldValue *values) {
     return OK;
 }
 
-/* Events: each set remembers how many of a GPU's XIDs it has told; those from before the registration are not told. */
+/* Events: each set remembers how many of a GPU's XIDs it has reported; those from before the registration are not reported. */
 typedef struct { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } Event;
-typedef struct { char uuid[TEXT]; void *handle; unsigned told; } Registration;
+typedef struct { char uuid[TEXT]; void *handle; unsigned reported; } Registration;
 typedef struct { Registration list[DEVICES]; int count; } EventSet;
 
 int nvmlEventSetCreate(EventSet **set) {
@@ -565,7 +565,7 @@ int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, EventSet *s
     Registration *added = &set->list[set->count++];
     copy(added->uuid, d->uuid, TEXT);
     added->handle = handle;
-    added->told = d->xid_count;
+    added->reported = d->xid_count;
     return OK;
 }
 
@@ -575,8 +575,8 @@ int nvmlEventSetWait_v2(EventSet *set, Event *event, unsigned timeout_ms) {
     for (int r = 0; r < set->count; r++)
         for (int i = 0; i < n.count; i++) {
             Registration *one = &set->list[r];
-            if (strcmp(one->uuid, n.devices[i].uuid) != 0 || one->told >= n.devices[i].xid_count) continue;
-            *event = (Event){one->handle, 8, n.devices[i].xids[one->told++], ~0u, ~0u};
+            if (strcmp(one->uuid, n.devices[i].uuid) != 0 || one->reported >= n.devices[i].xid_count) continue;
+            *event = (Event){one->handle, 8, n.devices[i].xids[one->reported++], ~0u, ~0u};
             return OK;
         }
     return TIMEOUT;

@@ -25,7 +25,7 @@ MODULES = {
 """Every file of the product by its dotted name."""
 PURE = ["metrics", "ledger", "diagnosis", "diagnosis/rules", "formatting", "alerting"]
 WIRE = ["wire/__init__"]
-"""Messages. Beside them are the sockets that carry them."""
+"""Messages. Next to them are the sockets that carry them."""
 IO_AND_CLOCKS = {"time", "os", "socket", "subprocess", "threading", "zmq", "pathlib", "logging", "datetime", "sqlite3"}
 TRAINING_SIDE_MAY_USE = ["msgspec", "zmq"]
 

@@ -60,7 +60,7 @@ def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
 
 
 class CpuCollector:
-    """CPU time by mode, and the cores that are online. Source: `/proc/stat`."""
+    """CPU time by mode, and the number of online cores. Source: `/proc/stat`."""
 
     def __init__(self, roots: Roots, ticks_per_s: int = proc.TICKS_PER_S) -> None:
         self._roots = roots
@@ -96,16 +96,16 @@ def load(roots: Roots) -> Iterable[Sample]:
 
 
 def pressure(roots: Roots) -> Iterable[Sample]:
-    """Return for how long tasks waited, or all were stalled, for CPU, I/O and memory. Source: `/proc/pressure`.
+    """Return how long some or all tasks waited for CPU, I/O and memory. Source: `/proc/pressure`.
 
     Raises: NoData where the kernel has no PSI (CONFIG_PSI, psi=1).
     """
     folder, samples = roots.procfs / "pressure", []
-    for resource, words in _NAMES["pressure"].items():
+    for resource, names in _NAMES["pressure"].items():
         with contextlib.suppress(NoData):
             totals = proc.parse_pressure(read_text(folder / resource))
-            for line in words.keys() & totals.keys():
-                metric = f"gpuwatch_pressure_{resource}_{words[line]}_seconds_total"
+            for line in names.keys() & totals.keys():
+                metric = f"gpuwatch_pressure_{resource}_{names[line]}_seconds_total"
                 samples.append(Sample(metric, totals[line]))
     if not samples:
         raise NoData(f"{folder}: this kernel has no pressure information (boot it with psi=1)")
@@ -113,7 +113,7 @@ def pressure(roots: Roots) -> Iterable[Sample]:
 
 
 def memory(roots: Roots) -> Iterable[Sample]:
-    """Return the memory in all, and the kernel's estimate of what is free without swapping. Source: `/proc/meminfo`."""
+    """Return the total memory, and what the kernel estimates to be available without swapping. Source: `/proc/meminfo`."""
     sizes = proc.parse_kib(read_text(roots.procfs / "meminfo"))
     names = {"MemTotal": "gpuwatch_memory_total_bytes", "MemAvailable": "gpuwatch_memory_available_bytes"}
     if missing := names.keys() - sizes.keys():

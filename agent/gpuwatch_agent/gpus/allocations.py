@@ -58,7 +58,7 @@ class Allocation:
     by_index: bool = False  # whether a number is the driver's index, else that of the device file
 
 
-NOT_KNOWN = Allocation(("?",), Owner())  # some GPU is given to somebody
+NOT_KNOWN = Allocation(("?",), Owner())  # an unknown GPU is allocated
 
 
 def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list[Allocation] | None:

@@ -43,9 +43,9 @@ DENSE_PEAKS = {
 
 def dense_peak(model: str) -> Peak | None:
     """Return the peak of a model as the driver names it ("NVIDIA A100-SXM4-80GB"); None for a MIG instance, a vGPU ("NVIDIA A40-48Q"), or one not in the table."""
-    words = model.replace("-", " ") + " "
-    is_part = re.search(r" (MIG|\d+[ABCQ]) ", words)
-    return next((peak for name, peak in DENSE_PEAKS.items() if words.startswith(name + " ") and not is_part), None)
+    padded = model.replace("-", " ") + " "
+    is_part = re.search(r" (MIG|\d+[ABCQ]) ", padded)
+    return next((peak for name, peak in DENSE_PEAKS.items() if padded.startswith(name + " ") and not is_part), None)
 
 
 def gpu_readings(

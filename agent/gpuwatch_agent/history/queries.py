@@ -35,7 +35,7 @@ def runs(reader: HistoryReader, live: Sequence[api.Run], query: Query, prices: P
     """Return the runs of /api/v1/runs, the most recently active first; with `kept=all` those too that only the history has."""
     kept = query.pop("kept", "live")
     if kept not in ("live", "all") or query:
-        raise BadRequest(f"kept={kept!r}: give live or all, and nothing else" if not query else _unknown(query))
+        raise BadRequest(f"kept={kept!r}: give live or all, without other parameters" if not query else _unknown(query))
     known = {(view.run, view.rank) for view in live}
     records = reader.records() if kept == "all" else []
     old = [run_view(record, prices) for record in records if record.key not in known]

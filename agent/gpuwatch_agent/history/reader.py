@@ -59,7 +59,7 @@ class HistoryReader:
         except sqlite3.Error as error:
             raise ConfigError(f"--history {path} cannot be read: {error}; name an agent's history.db") from error
         if version != SCHEMA_VERSION:
-            raise ConfigError(f"--history {path} is no history that this gpuwatch knows; name an agent's history.db")
+            raise ConfigError(f"--history {path} is not a history that this gpuwatch reads; name an agent's history.db")
         return cls(path)
 
     def records(self) -> list[Run]:

@@ -85,7 +85,7 @@ def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) 
     for (gpu, uuid), number in page.values("gpuwatch_gpu_last_xid").items():
         xid, time_s = int(number), times.get((gpu, uuid))
         if time_s is not None and xid not in XIDS_OF_PROGRAMS and now_s - time_s < thresholds.xid_window_s:
-            meaning = template("alerts.yml")["xids"].get(xid, "see the list of XIDs by NVIDIA")
+            meaning = template("alerts.yml")["xids"].get(xid, "see NVIDIA's list of XIDs")
             title = f"GPU {gpu} ({uuid}) reported XID {xid}: {meaning}"
             yield "GpuXid", (uuid, xid), time_s, title, ()
     sizes = page.values("gpuwatch_shm_size_bytes")

@@ -49,7 +49,7 @@ class _ShmReader:
         self.known: dict[int, Shm] = {}
 
     def update(self, pids: Collection[int]) -> None:
-        """Read those of these processes; later results are the next tick's. That it is the node's own is looked at every tenth time."""
+        """Read the /dev/shm of these processes; late results count for the next tick. The node's own is checked every tenth time."""
         self._hung &= set(pids)
         self._ticks += 1
         hosts = {pid: seen for pid, seen in self.known.items() if pid in pids and seen.is_hosts and self._ticks % 10}

@@ -426,7 +426,7 @@ class RunRegistry:
         while (key := (f"{name[: wire.MAX_NAME - 8]}#{number}", message.rank)) in self.runs:
             number += 1
         if not self.kept_apart:
-            logger.warning("two live processes report as run %r rank %s: the second is %r", name, message.rank, key[0])
+            logger.warning("two processes report as run %r rank %s: the second becomes %r", name, message.rank, key[0])
         self.kept_apart += 1
         if len(self._apart) >= self.MAX_RUNS:
             self._apart = {sender: at for sender, at in self._apart.items() if at in self.runs}

@@ -20,7 +20,7 @@ _IDLE_MODES = {"idle", "iowait"}
 _Series = tuple[str, ...]  # its labels' values
 _THROTTLED = "gpuwatch_gpu_throttled"
 THROTTLED = ("power", "thermal", "hardware")
-"""The reasons that are causes. A driver's own, which it has too, are parts of these, or a setting that somebody has made."""
+"""The reasons that are causes. A driver's own, which it has too, are parts of these, or a setting of a user."""
 
 
 class RecentSamples:

@@ -76,10 +76,10 @@ def explained(url: str, action: str) -> Iterator[None]:
 
 
 _REFUSALS = {
-    401: "Grafana at {url} does not know the token ({reason}): it is mistyped, expired or another Grafana's",
+    401: "Grafana at {url} does not know the token ({reason}): it is mistyped, expired, or belongs to another Grafana",
     403: f"the token may not {{action}} ({{reason}}): give its service account {PERMISSIONS}",
     404: "{url} has no such page ({action}: {reason}): is Grafana under a path, as in https://HOST/grafana?",
-    412: "somebody saved it meanwhile ({action}: {reason}): review their change, then push again",
+    412: "someone else saved it in the meantime ({action}: {reason}): review their change, then push again",
     429: "Grafana at {url} limits the rate of requests ({action}: {reason}): try again in a minute",
     500: "Grafana at {url} failed ({action}: {status}, {reason}): read its log",
 }
@@ -146,7 +146,7 @@ def push_dashboard(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder:
             return Pushed(what, "unchanged", meta.get("url", ""))
         if not str(last.get("message", "")).startswith(_OURS) and not force:
             raise GrafanaError(
-                f"{what}: was changed by {last.get('createdBy') or 'somebody'} at {url} (version {last.get('version')}): "
+                f"{what}: was changed by {last.get('createdBy') or 'someone'} at {url} (version {last.get('version')}): "
                 "save it there under another name to keep the changes, then push with --force"
             )
         dashboard = {**dashboard, "id": existing["dashboard"].get("id"), "version": existing["dashboard"]["version"]}

@@ -21,7 +21,7 @@ from gpuwatch_dashboards.selection import facts_of, worst_of
 
 PAGES = macros("pages.html")  # the macros of templates/pages.html: functions that return HTML with every value escaped
 HEIGHT_PX = 150
-ONE_SAMPLE = "One sample in this time range: a line needs two."
+ONE_SAMPLE = "Only one sample in this time range; a line needs two."
 MOST_ROWS, MOST_RUNS = 50, 16
 LONG_S = 120.0  # from this on a duration is in minutes, hours or days
 LINKS = {"instance": ("./", "node"), "run": ("run", "run")}

@@ -141,8 +141,8 @@ def step_rows(steps: Steps) -> Card:
     }
     question = f"What did each of these {steps.steps:,} steps do, and when?"
     head = PAGES.panel_head("Step by step", question, entries=[KINDS[kind] for kind in used])
-    words = f"{steps.steps:,} steps one by one, a row each of " + " and ".join(ROWS[n] for n in rows)
-    return Card("panel-bars", head, option, 36 + len(rows) * (ROW_PX + GAP_PX), words)
+    description = f"{steps.steps:,} steps one by one, a row each of " + " and ".join(ROWS[n] for n in rows)
+    return Card("panel-bars", head, option, 36 + len(rows) * (ROW_PX + GAP_PX), description)
 
 
 def _area(row: int, kind: str, found: Sequence[tuple[float, float]], factor: float) -> Option:
@@ -171,7 +171,7 @@ def heat_card(steps: Steps) -> Card:
     waited = steps.columns.get("data_wait_s")
     if waited is None or len(steps.step) < 2 or all(wait is None for wait in waited.max):
         head = PAGES.panel_head(HEAT_TITLE, "When did steps wait for data?")
-        return text_card("heat", head, "No step of this run is kept for this time.")
+        return text_card("heat", head, "No steps of this run are stored for this time range.")
     starts = sorted({epoch.step for epoch in steps.epochs})
     by_epoch = len(starts) >= 2
     first, last = steps.step[0], steps.step[-1] + steps.count[-1]
@@ -193,7 +193,7 @@ def heat_card(steps: Steps) -> Card:
     known = sorted(wait for wait, _ in cells.values())
     most = full_colour_s(known)
     if not by_epoch:
-        wrap, names = "Each row is as many steps", [f"{edge:,}" for edge in edges]
+        wrap, names = "All rows have the same number of steps", [f"{edge:,}" for edge in edges]
     elif together == 1:
         wrap, names = "Each row is an epoch", [f"epoch {number + 1}" for number in range(len(edges))]
     else:
@@ -203,7 +203,7 @@ def heat_card(steps: Steps) -> Card:
         HEAT_TITLE,
         f"{wrap}, from left to right; a cell is as dark as its longest wait. Full colour: {display(most, 's')} or more.",
     )
-    words = f"{HEAT_TITLE}: {len(names)} rows; longest wait {display(known[-1], 's')}"
+    description = f"{HEAT_TITLE}: {len(names)} rows; longest wait {display(known[-1], 's')}"
     titles = [f"+{column * max(1, length // columns):,}" for column in range(columns)]
     scale = scale_for("s", most)
     found = [[*place, round(wait * scale.factor, 3), step] for place, (wait, step) in cells.items()]
@@ -218,7 +218,7 @@ def heat_card(steps: Steps) -> Card:
         "visualMap": {"show": False, "dimension": 2, **shade},
         "series": [{"type": "heatmap", "data": found, "emphasis": {"disabled": True}, "progressive": 0}],
     }
-    return Card("panel-heat", head, option, max(110, min(440, len(names) * HEAT_ROW_PX + 40)), words)
+    return Card("panel-heat", head, option, max(110, min(440, len(names) * HEAT_ROW_PX + 40)), description)
 
 
 def full_colour_s(known: list[float]) -> float:

@@ -182,9 +182,9 @@ def scraped_runs(
         recent = Recent(duration_s=window_s, states=now, **known)
         of_job = {name: of[key[0], ""] for name, of in jobs.items() if (key[0], "") in of}
         named = phases["recent" if now else "whole"].get(key, {})
-        judged = _window(now, whole, phases["steps"].get(key, {}), named, labels)
+        window = _window(now, whole, phases["steps"].get(key, {}), named, labels)
         if any(finding.cause == "stalled" for finding in of_rank):
-            judged = replace(judged, stalled_s=whole.get("stalled"))
+            window = replace(window, stalled_s=whole.get("stalled"))
         watermark_s = ranks["watermark_s"].get(key, now_s)
         yield ScrapedRun(
             run=key[0],
@@ -206,7 +206,7 @@ def scraped_runs(
             goodput_ratio=of_job.get("goodput_ratio"),
             goodput_is_exact="numbered" in of_job,
             recent=recent,
-            verdict=give_verdict(judged, of_rank) if judged.states_s else None,
+            verdict=give_verdict(window, of_rank) if window.states_s else None,
             findings=of_rank,
             instance=labels.get(INSTANCE),
         )

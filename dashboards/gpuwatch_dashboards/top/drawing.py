@@ -31,7 +31,7 @@ _WRAPPER = Console(width=80, color_system=None, force_terminal=False, legacy_win
 """Rich needs a console to wrap text; nothing is printed to it."""
 
 
-def words(text: str, style: Style | str = "") -> Text:
+def styled(text: str, style: Style | str = "") -> Text:
     """Return styled text. (Text(text, style) would also style whatever is appended later.)"""
     return Text().append(text, style)
 
@@ -67,18 +67,18 @@ def table(
     for number, row in ((None, titles), *enumerate(shown, first)):
         is_selected = number is not None and number == selected
         style = "dim" if number is None else "bold" if is_selected else ""
-        line = words("▸ " if is_selected else "  ", style)
+        line = styled("▸ " if is_selected else "  ", style)
         for (_, width), each in zip(columns, row, strict=True):
             if width != 0:
                 text = each if isinstance(each, Text) or width is None else cell(each, abs(width), right=width < 0)
-                line.append_text(text if isinstance(text, Text) else words(text, style)).append(" ")
+                line.append_text(text if isinstance(text, Text) else styled(text, style)).append(" ")
         lines.append(line)
     return lines
 
 
 def wrapped(text: str, width: int, style: Style | str = "", indent: int = 0, head: Text | None = None) -> list[Text]:
     """Return a paragraph in lines of at most `width` cells, indented; `head` replaces the first line's indent."""
-    body = words(harmless(" ".join(text.split())), style)
+    body = styled(harmless(" ".join(text.split())), style)
     lines = list(body.wrap(_WRAPPER, max(8, width - indent)))
     for number, line in enumerate(lines):
         line.rstrip()
@@ -103,13 +103,13 @@ def flowed(pieces: Iterable[Text], width: int, indent: int = 1, gap: str = "  ")
 
 def rule(title: Text | str, width: int) -> Text:
     """Return a section's title and a line to the right edge."""
-    line = words("── ", DIM).append_text(words(title, BOLD) if isinstance(title, str) else title).append(" ")
+    line = styled("── ", DIM).append_text(styled(title, BOLD) if isinstance(title, str) else title).append(" ")
     return line.append("─" * max(0, width - line.cell_len), DIM)
 
 
 def figure(before: str, number: str, after: str = "", marked: bool = False) -> Text:
     """Return a number with its name and unit; highlighted if `marked`."""
-    return words(before, DIM).append(number, "bold reverse" if marked else "bold").append(after, DIM)
+    return styled(before, DIM).append(number, "bold reverse" if marked else "bold").append(after, DIM)
 
 
 def plate(look: Look) -> Style:
@@ -130,7 +130,7 @@ def swatch(state: str, count: int = 2) -> Text:
     """Return a state's glyph in its colour."""
     glyph, colour = GLYPHS.get(state, GLYPHS["unknown"]), STATES.get(state, STATES["unknown"]).colour
     style = Style(color=colour) if glyph in BLOCKS else Style(color=_ink(colour), bgcolor=colour)
-    return words(glyph * count, style)
+    return styled(glyph * count, style)
 
 
 def cells(states: Mapping[str, float], width: int) -> dict[str, int]:
@@ -154,7 +154,7 @@ def bar(states: Mapping[str, float], width: int) -> Text:
     line = Text()
     for state, count in cells(states, width).items():
         line.append_text(swatch(state, count))
-    return line if line.plain else words("·" * max(0, width), DIM)
+    return line if line.plain else styled("·" * max(0, width), DIM)
 
 
 def legend(recent: Mapping[str, float], whole: Mapping[str, float], least: float = 0.0005) -> list[Text]:

@@ -18,7 +18,7 @@ from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.render.charts import drawn_lines
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top import Facts, Reader, Sampled, sections
-from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, swatch, words, wrapped
+from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, styled, swatch, wrapped
 
 PageName = Literal["runs", "gpus", "findings", "panels", "help"]
 TALL = 40  # from this height on curves have several lines, and the shares of time are drawn over time
@@ -53,7 +53,7 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
     if view.page == "help":
         return Page(help_lines(width))
     if facts is None:
-        return Page([Text(), words("  Waiting for the first answer …", DIM)])
+        return Page([Text(), styled("  Waiting for the first answer …", DIM)])
     if isinstance(facts, SourceError):
         return Page(away(facts, width))
     if view.page == "findings":
@@ -114,7 +114,7 @@ def selected_run(view: View, facts: Facts) -> Run | None:
 
 
 def header(facts: Facts | SourceError | None, width: int) -> Text:
-    line = words(" gpuwatch top", BOLD)
+    line = styled(" gpuwatch top", BOLD)
     if isinstance(facts, Facts):
         running = sum(run.status == "running" for run in facts.runs)
         line.append(f"  {facts.node.host} · {running} running · {facts.label}", DIM)
@@ -128,7 +128,7 @@ def no_runs(host: str, width: int) -> list[Text]:
     lines = [Text(), *wrapped(f"No training run on {host} yet.", width, BOLD, 2), Text()]
     lines += wrapped("Add one line to your training loop:", width, "", 2)
     lines += [Text(), Text("    import gpuwatch"), Text()]
-    lines += [words("    for batch in gpuwatch.watch(loader):", "bold reverse"), Text("        ..."), Text()]
+    lines += [styled("    for batch in gpuwatch.watch(loader):", "bold reverse"), Text("        ..."), Text()]
     lines += wrapped("or run the script as it is: gpuwatch run -- python train.py", width, "", 2)
     return lines + wrapped("The run appears here automatically, with a verdict after its first steps.", width, DIM, 2)
 
@@ -144,7 +144,7 @@ def away(error: SourceError, width: int) -> list[Text]:
 def help_lines(width: int) -> list[Text]:
     lines = [rule("Keys", width)]
     for keys, text in HELP["keys"]:
-        lines += wrapped(text, width - 1, "", 22, words(f"  {keys}", BOLD))
+        lines += wrapped(text, width - 1, "", 22, styled(f"  {keys}", BOLD))
     lines.append(rule("States", width))
     lines += flowed([swatch(state).append(f" {look.name}") for state, look in STATES.items()], width, 2, "   ")
     lines.append(rule("How to read it", width))

@@ -44,8 +44,8 @@ def run_list(runs: Sequence[Run], selected: str | None, width: int, rows: int) -
     for run in runs:
         recent = run.recent or Recent()
         sign = d.cell(status_of(run) if status > 1 else shown.STATUS_SIGNS[run.status], status)
-        state = d.words(sign, "green" if run.status == "running" else "dim")
-        verdict = d.words(" ", verdict_style(run)).append(f" {run.verdict.sentence if run.verdict else NO_VERDICT}")
+        state = d.styled(sign, "green" if run.status == "running" else "dim")
+        verdict = d.styled(" ", verdict_style(run)).append(f" {run.verdict.sentence if run.verdict else NO_VERDICT}")
         per_s = shown.digits(recent.steps_per_s) if recent.steps_per_s is not None else "–"
         drawn = d.bar(recent.states or run.states, bars)
         lines.append((title_of(run), state, per_s, display(recent.step_s_p50, "s"), drawn, verdict))
@@ -66,7 +66,7 @@ def verdict_lines(run: Run, width: int) -> list[Text]:
     if run.loader and run.loader.num_workers is not None:
         facts.append(f"{run.loader.num_workers} workers")
     facts += [duration(round(run.watermark_s - run.started_s)), f"{run.steps:,} steps"]
-    head = d.words(title_of(run), BOLD)
+    head = d.styled(title_of(run), BOLD)
     head.append(f" {status_of(run)}", "green" if run.status == "running" else DIM)
     head.append(f" · {' · '.join(facts)}", DIM)
     head.truncate(width - 6, overflow="ellipsis")
@@ -101,7 +101,7 @@ def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
     if known := [phase for phase in reversed(shown.PHASES) if phase in phases]:
         whole = d.figure("mean ", display(sum(phases.values()), "s"), " = ") if width >= 76 else Text()
         parts = [d.figure("", display(phases[phase], "s"), f" {shown.PHASES[phase].name}") for phase in known]
-        lines.append(Text(" ").append_text(whole).append_text(d.words(" + ", DIM).join(parts)))
+        lines.append(Text(" ").append_text(whole).append_text(d.styled(" + ", DIM).join(parts)))
     return lines
 
 
@@ -131,7 +131,7 @@ def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int
     """Return each root cause with advice and evidence, and its consequences, which follow it; only titles unless `full`."""
     if not found:
         text = "No bottleneck found in the last minute." if live else "No finding was active when the run stopped."
-        return [d.words(f" {text}", DIM)]
+        return [d.styled(f" {text}", DIM)]
     lines: list[Text] = []
     depths: dict[str | None, int] = {}
     for finding in found:
@@ -142,12 +142,12 @@ def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int
 
 def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool) -> list[Text]:
     look = shown.SEVERITIES[finding.severity]
-    sign = d.words(f" {SEVERITY_SIGNS[finding.severity]} ", d.plate(look))
+    sign = d.styled(f" {SEVERITY_SIGNS[finding.severity]} ", d.plate(look))
     indent = _INDENT + 2 * depth
-    head = Text(" ").append_text(sign) if depth == 0 else d.words(f"{'':>{indent - 3}}└", DIM)
+    head = Text(" ").append_text(sign) if depth == 0 else d.styled(f"{'':>{indent - 3}}└", DIM)
     left = 5 if depth == 0 else indent
     lines = d.wrapped(finding.title, width - 1, BOLD if depth == 0 else "", left, head)
-    tail = d.words(f"  {', '.join(facts_of(finding, now_s))}", DIM)
+    tail = d.styled(f"  {', '.join(facts_of(finding, now_s))}", DIM)
     if full and lines[-1].cell_len + tail.cell_len > width:
         lines.append(Text(" " * (left - 2)))
     if lines[-1].cell_len + tail.cell_len <= width:
@@ -156,7 +156,7 @@ def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool)
     why = "; ".join(item.text.strip() for item in finding.evidence)
     for name, text, style in (("do", advice, BOLD), ("why", why, "")):
         if text and (full or depth == 0):
-            label = d.words(f"{name:>{indent - 5 + len(name)}}", DIM)
+            label = d.styled(f"{name:>{indent - 5 + len(name)}}", DIM)
             lines += d.wrapped(text, width - 1, style, indent, label)
     return lines
 
@@ -169,7 +169,7 @@ def all_findings(facts: Facts, width: int) -> list[Text]:
             lines += [d.rule(title_of(run), width), *finding_lines(run.findings, facts.time_s, True, width)]
     if facts.node.findings:
         lines += [d.rule("GPUs without a run", width), *finding_lines(facts.node.findings, facts.time_s, True, width)]
-    return lines or [d.words(" No findings: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]
+    return lines or [d.styled(" No findings: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]
 
 
 TALL, TALL_ROWS = 28, 3  # from this height on curves have several lines
@@ -179,7 +179,7 @@ NO_GPU, NOT_KNOWN = "No GPU on this node.", "This source does not know which GPU
 def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list[Text]:
     """Return a header and at most `rows` GPUs, including the `selected` row."""
     if not facts.gpus:
-        return [d.words(f" {NO_GPU if facts.node.gpus is not None else NOT_KNOWN}", DIM)]
+        return [d.styled(f" {NO_GPU if facts.node.gpus is not None else NOT_KNOWN}", DIM)]
     name, state, memory, power, bars = _widths(GPU_WIDTHS, width)
     columns: list[tuple[str, int | None]] = [("GPU", 3), ("model", name), ("", 1), ("state now", state), ("util", -4)]
     columns += [("memory", -memory), ("power", -power), ("last minute", bars), ("owner", None)]
@@ -237,9 +237,9 @@ def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
 
 def gpu_strip(gpus: Sequence[Gpu], width: int) -> list[Text]:
     """Return the state and utilisation of as many GPUs as fit on one line."""
-    pieces = [d.words("GPU", DIM)]
+    pieces = [d.styled("GPU", DIM)]
     for gpu in gpus:
-        pieces.append(d.words(f"{gpu.gpu} ", DIM).append_text(d.swatch(gpu.state or "unknown", 1)))
+        pieces.append(d.styled(f"{gpu.gpu} ", DIM).append_text(d.swatch(gpu.state or "unknown", 1)))
         pieces[-1].append(f" {utilization(gpu)}", BOLD)
     lines = d.flowed(pieces, width)
     if len(lines) > 1:
@@ -266,7 +266,7 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     curves = (("CPU", "CPU"), ("I/O", "I/O"), ("mem", "memory"))
     pressure = [(name, series.first(f"pressure {curve}").last) for name, curve in curves]
     known = [d.figure(f" {name} ", f"{ratio:.0%}") for name, ratio in pressure if ratio is not None]
-    pieces += [Text().join([d.words("pressure", DIM), *known])] if known else []
+    pieces += [Text().join([d.styled("pressure", DIM), *known])] if known else []
     used, whole = (series.shm(f"shm {part} ({{mount}})").last for part in ("used", "size"))
     if used is not None and whole:
         pieces.append(_share("shm ", used, whole, THRESHOLDS.shm_used))
@@ -282,7 +282,7 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
             scale = shown.scale_for("bytes/s", max(rate for _, rate in rates))
             pieces.append(Text().join(d.figure(sign, _three_digits(rate * scale.factor)) for sign, rate in rates))
             pieces[-1].append(scale.suffix, DIM)
-    return d.flowed(pieces, width) if pieces else [d.words(" node: no samples yet", DIM)]
+    return d.flowed(pieces, width) if pieces else [d.styled(" node: no samples yet", DIM)]
 
 
 def _share(name: str, used_bytes: float, whole_bytes: float, high_ratio: float) -> Text:

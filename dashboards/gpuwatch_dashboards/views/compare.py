@@ -92,11 +92,11 @@ def speeds_card(base: RunReport, found: Sequence[Comparison]) -> Card:
         "yAxis": {"type": "category", "data": names, "inverse": True},
         "series": series,
     }
-    words = "; ".join(
+    values = "; ".join(
         f"{name}: predicted {p if p is not None else 'nothing'}, achieved {a if a is not None else 'not known'}"
         for name, p, a in zip(names, predicted, achieved, strict=True)
     )
-    return Card("panel-speeds", head, option, 60 + ROW_PX * len(found), f"{_SPEEDS}, times {base.name}: {words}")
+    return Card("panel-speeds", head, option, 60 + ROW_PX * len(found), f"{_SPEEDS}, times {base.name}: {values}")
 
 
 def steps_card(reports: Sequence[RunReport]) -> Card:
@@ -107,7 +107,7 @@ def steps_card(reports: Sequence[RunReport]) -> Card:
     question = f"Median of each group of steps, by the time since the run began.{''.join(notes)}"
     head = PAGES.panel_head(_STEPS, question, entries=[look for look, _ in known])
     if not known:
-        return text_card("steps", head, "None of these runs has steps that are kept.")
+        return text_card("steps", head, "No steps of these runs are stored.")
     peak = max(max(report.steps_over_time.median_s) for _, report in known)
     longest_s = max(report.steps_over_time.time_s[-1] - report.started_s for _, report in known)
     scale, since = scale_for("s", peak), next(each for each in _SINCE if longest_s > each.least)

@@ -57,7 +57,7 @@ def page(site: Site) -> None:
         cards.append(_of_ranks(site.source, everyone, span, stretch))
     parts.draw_cards("stack", cards)
     if table := rank_table(everyone, run):
-        about = "Which rank do the others wait for? Of the last minute, or the whole run."
+        about = "Which rank do the others wait for? In the last minute, or in the whole run."
         parts.box("ranks", PAGES.panel_head("Ranks", about) + table)
     if away is None:
         title = PAGES.panel_head("Found in this run", "What was found, and from when to when?")

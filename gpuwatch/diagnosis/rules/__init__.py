@@ -23,7 +23,7 @@ RULES: tuple[Rule, ...] = (
     *(device.host_bound, device.eval_share, progress.checkpoint_interval, device.checkpoint_stall, device.phase_bound),
     *(device.mfu_mismatch, device.held_idle, device.memory_creep, device.gpu_saturated, device.compute_bound),
 )
-"""All rules, grouped. Of several causes that explain the same thing, the first one here is the most telling."""
+"""All rules, grouped. Of several causes that explain the same thing, the first one here is the most specific."""
 
 BY_CAUSE = {rule.cause: rule for rule in RULES}
 CAUSES = tuple(BY_CAUSE)
@@ -47,7 +47,7 @@ def why_it_ended(window: Window, thresholds: Thresholds = THRESHOLDS) -> Finding
 
 
 def roots_of(cause: str) -> tuple[str, ...]:
-    """Return the causes that can be the root of this one, the most telling first."""
+    """Return the causes that can be the root of this one, the most specific first."""
     own = BY_CAUSE[cause]
     roots = (r for r in RULES if r.cause in own.explained_by or (cause in r.explains and not own.fallback))
     return tuple(root.cause for root in roots)

@@ -42,7 +42,7 @@ def transfer_pageable(window: Window, thresholds: Thresholds) -> Finding | None:
         "batches are copied to the device from pageable memory",
         share,
         taken,
-        Evidence("pinned", 0, "", "they are not pinned: the driver copies each twice, and the host waits"),
+        Evidence("pinned", 0, "", "the batches are not pinned: the driver copies each twice, and the host waits"),
         *([] if rate is None else [Evidence("copy rate", rate, "bytes/s", f"the copies run at {rate / 1e9:.1f} GB/s")]),
         predicted_speedup=speedup_without(share),
     )
@@ -70,7 +70,7 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when the device waits ≥ `host_wait_share` of the time for the host between launch and fetch, or runs each
     kernel as it is launched in ≥ `kept_up_share` of the steps, unless the driver sees it busy throughout compute.
 
-    No event shows how long it then idles between kernels: what the driver sees of it is a lower bound.
+    No event shows how long the device then idles between kernels: the driver's utilisation gives a lower bound.
     """
     if window.timeline != "device" or len(window.steps) < thresholds.min_device_steps:
         return None
@@ -108,7 +108,7 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     "move blocking calls out of the step, into a thread or to every N steps", stacks="training", delays_rank="host"
 )
 def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when no thread of a CPU training is runnable in ≥ `step_idle` of a step, ≥ `input_share` of all time."""
+    """Found when no thread of a training on the CPU is runnable for ≥ `step_idle` of a step and ≥ `input_share` of all time."""
     idle = window.step_idle_ratio
     if idle is None or idle < thresholds.step_idle or window.device != "cpu" or window.world_size > 1 or window.gpus:
         return None
@@ -129,10 +129,10 @@ def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @in_the_loop("read results every N steps, not at every step (.item(), print(loss), .cpu())", explains=("host_bound",))
 def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when ≥ `drained_share` of the steps read a result back (`.item()`, `print`) and end with the device idle,
-    which then idles ≥ `host_wait_share` of the time, while its driver sees it busy throughout compute.
+    """Found when ≥ `drained_share` of the steps read a result back (`.item()`, `print`) and end with an idle device, which
+    then stays idle for ≥ `host_wait_share` of the time, and its driver sees it busy throughout compute.
 
-    A host that is merely slow leaves gaps within compute; one that only works on after its last launch reads nothing back.
+    A host that is merely slow leaves gaps within compute; one that does other work after its last launch reads nothing back.
     """
     drained, read, idle = window.drained_ratio, window.read_back_ratio, window.share(HOST_WAIT)
     if drained is None or read is None or len(window.steps) < thresholds.min_steps or window.timeline != "device":
@@ -223,7 +223,7 @@ def checkpoint_stall(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @no_alert("set peak_flops to the dense peak, and count the operations of one rank only")
 def mfu_mismatch(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the declared MFU and that by tensor core activity differ by ≥ `mfu_gap` of the peak."""
+    """Found when the declared MFU and the estimate from tensor core activity differ by ≥ `mfu_gap` of the peak."""
     declared, estimate, flops = window.mfu_ratio, window.mfu_estimate, window.flops
     dense, peak = window.gpus[0].peak_flops if window.gpus else None, None if flops is None else flops.peak
     if declared is None or estimate is None or dense is None or peak is None or peak < _SIXTEEN_BITS * dense:
@@ -233,18 +233,17 @@ def mfu_mismatch(window: Window, thresholds: Thresholds) -> Finding | None:
         return None
     text = f"peak_flops={peak:.4g}; the dense 16-bit peak of this GPU's model is {dense:.4g}"
     return found(
-        f"the declared MFU of {percent(declared)} contradicts the tensor cores' activity: about {percent(estimate)}",
+        f"the declared MFU of {percent(declared)} contradicts the tensor cores' activity, which suggests about {percent(estimate)}",
         min(1.0, abs(gap)),
-        *measured("declared MFU", declared, "MFU is {} by the declared operations and peak"),
+        *measured("declared MFU", declared, "the declared operations and peak give an MFU of {}"),
         *measured(
-            "estimated MFU", estimate, "activity of the tensor cores times their clock is {} of their dense peak"
+            "estimated MFU", estimate, "the activity of the tensor cores times their clock gives {} of their dense peak"
         ),
         Evidence("peak", peak, "FLOP/s", text),
         severity="info",
         advice="count the operations of one rank only (6 per token and active parameter, 2 of them in the forward pass), and check peak_flops"
         if gap > 0
-        else "set peak_flops to the dense peak (data sheets often lead with the sparse one, twice as high), and count all operations; "
-        "recomputed activations keep the tensor cores busy, but do not count for MFU",
+        else "set peak_flops to the dense peak (data sheets often give the sparse one first, which is twice as high), and count all operations; recomputed activations keep the tensor cores busy, but do not count for MFU",
     )
 
 
@@ -260,7 +259,7 @@ _KINDS = {
 """Advice by what a declared phase's name contains."""
 
 
-@in_the_loop("find what it spends its time on (gpuwatch stacks); do it less often, or while training continues")
+@in_the_loop("find what the phase spends its time on (gpuwatch stacks); run it less often, or while training continues")
 def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a phase that is declared by name, such as "rollout", takes ≥ `phase_share` of the time."""
     name, share = next(((name, share) for name, share in window.declared.items() if name != REST), ("", 0.0))
@@ -270,7 +269,7 @@ def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
         f"the phase {name} takes a large part of the run",
         share,
         Evidence("phase", share, "ratio", f"{name} takes {percent(share)} of the time"),
-        advice=next((text for words, text in _KINDS.items() if any(w in name.lower() for w in words.split())), ""),
+        advice=next((text for keys, text in _KINDS.items() if any(key in name.lower() for key in keys.split())), ""),
     )
 
 
@@ -284,7 +283,7 @@ _THROTTLED = {
 
 @lone("check cooling, fans and power supply", explains=("gpu_saturated",), alert="GpuThrottled", delays_rank="host")
 def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a GPU is throttled ≥ `throttled_share` of the time, and compute takes half of it or more."""
+    """Found when a GPU is throttled ≥ `throttled_share` of the time, and the run computes for half of its time or more."""
     worst = [*_THROTTLED]
     shares = [
         (worst.index(reason), -share, gpu.gpu, reason)
@@ -326,7 +325,7 @@ def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a GPU's memory use rose ≥ `memory_creep_rises` times within an hour, by ≥ `memory_creep_share` of its
     size in ≥ `memory_creep_s`, and never fell.
 
-    torch's allocator keeps what it has, so that use rises in a few steps at first and then stays: only continued growth counts.
+    torch's allocator keeps what it has, so memory use rises in a few steps at first and then stays: only continued growth counts.
     """
     for gpu in window.gpus:
         trend = gpu.memory_trend

@@ -133,7 +133,7 @@ def queue_evidence(window: Window) -> list[Evidence]:
 def cpu_evidence(window: Window) -> list[Evidence]:
     """Return how busy the node's cores are, and how often a task waited for one."""
     busy = measured("CPU busy", window.host.cpu_busy_ratio, "the node's cores are {} busy")
-    text = "some task waited for a CPU {} of the time"
+    text = "at least one task waited for a CPU {} of the time"
     return busy + measured("CPU pressure", window.host.cpu_pressure_ratio, text)
 
 
@@ -180,9 +180,9 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
     explains=(*_EXPLAINED, "slow_worker", "input_cpu", "input_cpu_saturated"),
 )
 def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits although batches are ready (behind a wrapper: in the user's code), and its thread is on
-    the CPU for ≥ `fetch_on_cpu` of a fetch: it unpickles or modifies the batch. Or for half as much, when its thread is in
-    the code that receives and unpickles a batch in half of the samples of a fetch."""
+    """Found when training waits although batches are ready (behind a wrapper: while it runs the user's code), and its thread
+    is on the CPU for ≥ `fetch_on_cpu` of a fetch, to unpickle or modify the batch. Half of that is enough if half of the
+    samples of a fetch are in the code that receives and unpickles a batch."""
     wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
     is_full = (window.host.cpu_busy_ratio or 0.0) >= thresholds.cores_exhausted  # its thread also waits for a core then
     least, place = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu, window.fetch_place
@@ -197,8 +197,7 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
             return None  # a thread that waits for a core after each wake-up looks as if it worked
     text = "the training thread is on the CPU for {} of a fetch: it unpickles or modifies the batch"
     title = "receiving batches from the workers is expensive in the training thread"
-    advice = "return few large tensors from the workers (collate and convert there) instead of many Python objects, and do little to a "
-    advice += "batch between loader and step"
+    advice = "return few large tensors from the workers (collate and convert there) instead of many Python objects, and do little to a batch between loader and step"
     if place is not None and place.ratio >= 0.25 and place.file:  # a sampler, or a wrapper around the loader
         title = f"the training thread itself works in a fetch, in {place.function}"
         advice = f"make {place.function} cheaper, or let the workers do it (dataset, collate_fn)"
@@ -213,10 +212,10 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @input_rule("distribute expensive items and large shards over the workers", explains=(*_EXPLAINED, "input_cpu"))
 def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when others have later batches ready in ≥ `worker_ahead` of the waits, or training waits once in every
-    round of the workers, of which one alone is busy.
+    """Found when other workers have later batches ready in ≥ `worker_ahead` of the waits, or training waits once per round
+    of the workers and only one of them is busy.
 
-    Batches are delivered in the order of the requests, so that the queues of the faster workers fill up and they wait.
+    Batches are delivered in the order of the requests, so the queues of the faster workers fill up, and these wait.
     """
     wait, ratios = input_wait(window, thresholds), window.busy_ratios
     if wait is None or (window.workers or 0) < 2 or (ratios and min(ratios) >= thresholds.worker_sleeping):
@@ -227,9 +226,9 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     evidence, ahead = measured("out of order", ratio, text), (ratio or 0.0) >= thresholds.worker_ahead
     if len(ratios) >= 3 and window.workers == len(ratios):
         busiest, *others = sorted(ratios, reverse=True)
-        usual = median(others)
-        text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)}: {percent(usual)} (median)"
-        uneven = busiest >= thresholds.worker_busy and usual <= thresholds.worker_uneven * busiest
+        normal = median(others)
+        text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)}: {percent(normal)} (median)"
+        uneven = busiest >= thresholds.worker_busy and normal <= thresholds.worker_uneven * busiest
         evidence += [Evidence("slowest worker", busiest, "ratio", text)] if uneven else []
         ahead |= uneven and (round_correlation(window, thresholds, len(ratios)) or 0.0) >= thresholds.burst_correlation
     if not ahead:
@@ -285,7 +284,7 @@ def input_cpu_saturated(window: Window, thresholds: Thresholds) -> Finding | Non
     if not working or not (exhausted or all_given or throttled):
         return None
     title, quota = "the CPUs cannot prepare batches fast enough", []
-    more = "will not help" if exhausted else "than cores hardly help: measure it (gpuwatch tune)"
+    more = "will not help" if exhausted else "than cores hardly help: measure the effect (gpuwatch tune)"
     advice = f"{_CHEAPER}, or give the job more cores per GPU; more workers {more}"
     if throttled:
         title = "the job's CPU quota limits the loader workers"
@@ -314,7 +313,7 @@ def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
         queues_bytes = (workers - fewer * ranks) * prefetch_of(loader) * loader.batch_bytes
         freed = f"; frees up to {size(queues_bytes)} of /dev/shm"
     return found(
-        "more loader workers than the cores can run",
+        "there are more loader workers than the cores can run",
         min(1.0, waiting),
         Evidence("workers", workers, "", f"{workers} loader workers on {host.cpu_cores} cores"),
         *cpu_evidence(window),
@@ -336,7 +335,7 @@ def input_disk(window: Window, thresholds: Thresholds) -> Finding | None:
     return wait.finding(
         "loader workers wait for the disk",
         *blocked,
-        *measured("I/O pressure", host.io_pressure_ratio, "some task waited for I/O {} of the time"),
+        *measured("I/O pressure", host.io_pressure_ratio, "at least one task waited for I/O {} of the time"),
         *measured("disk busy", host.disk_busy_ratio, f"the busiest disk was busy {{}} of the time{read}"),
         advice="read fewer bytes in larger pieces (large sequential record files, only the columns needed), or keep the data on a "
         f"faster or local disk or in the page cache{more}",
@@ -369,8 +368,8 @@ def input_network(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @input_rule("find the lock or the connection pool that the workers contend for")
 def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for workers blocked on a lock in ≥ `worker_waiting` of the samples, and neither a disk
-    nor, by workers that compute ≥ `worker_sleeping` of the time, the cores are fully used."""
+    """Found when training waits for workers blocked on a lock in ≥ `worker_waiting` of the samples, no disk is fully used,
+    and the cores are not fully used by workers that compute ≥ `worker_sleeping` of the time."""
     wait, cpu, disk = input_wait(window, thresholds), window.host.cpu_busy_ratio, window.host.disk_busy_ratio
     blocked = blocked_evidence(window, thresholds, LOCK, "workers at a lock", "a lock")
     if wait is None or not blocked or cpu is None:
@@ -472,9 +471,9 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     stacks="training", alert="RunInefficient", delays_rank="host",
 )  # fmt: skip
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when no loader is watched, and ≥ `input_share` of the time is between an optimizer step and the next forward
-    pass. Or between forward passes without gradients (an environment); or ≥ `phase_share` outside of steps
-    and phases, half of it in one function; or, on a CPU, in one function of Python code that is not torch's, compilations apart."""
+    """Found when no loader is watched, and ≥ `input_share` of the time passes between an optimizer step and the next forward
+    pass, or between forward passes without gradients (an environment). Also found when ≥ `phase_share` of the time passes
+    outside of steps and phases, half of it in one function, or, on a CPU, in one Python function that is not torch's."""
     place, outside = window.between_place, window.share(OTHER) - sum(window.declared.values())
     trains = len(window.steps) >= thresholds.min_steps
     if trains and place is not None and place.has_most and outside >= thresholds.phase_share:

@@ -16,8 +16,8 @@ from gpuwatch.ledger.states import INPUT_WAIT
 
 @lone("make the loader keep up, then raise prefetch_factor", stacks="workers", alert=None, runbook="GpuStarved")
 def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the wait repeats every `num_workers` steps (autocorrelation ≥ `burst_correlation`), and falls on one
-    step of each round: ≥ `burst_share` of the way from evenly spread to all of it."""
+    """Found when the wait repeats every `num_workers` steps (autocorrelation ≥ `burst_correlation`) and is concentrated in
+    one step of each round (≥ `burst_share`, where 0% is evenly spread and 100% is all of it in one step)."""
     count, share, prefetch = window.workers or 0, window.share(INPUT_WAIT), prefetch_of(window.loader)
     if count < 2 or share < thresholds.input_share or window.waits_hidden_in:
         return None
@@ -40,7 +40,7 @@ def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
 
 
 def round_correlation(window: Window, thresholds: Thresholds, count: int) -> float | None:
-    """Return the autocorrelation of the wait at a lag of `count` steps; None with too few rounds in a pass to tell."""
+    """Return the autocorrelation of the wait at a lag of `count` steps; None if a pass has too few rounds."""
     waits = longest_pass(window)
     return None if len(waits) < max(4 * count, thresholds.min_steps) else autocorrelation(waits, count)
 
@@ -69,24 +69,27 @@ def share_of_slowest(values: Sequence[float], count: int) -> float:
     return sum(max(each) for each in rounds) / whole if whole > 0 else 0.0
 
 
-@lone("persistent_workers=True, longer passes", explains=("input_unexplained",), stacks="workers", alert="EpochPauses")
+@lone(
+    "set persistent_workers=True, or make passes longer",
+    explains=("input_unexplained",), stacks="workers", alert="EpochPauses",
+)  # fmt: skip
 def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when first batches take ≥ `first_batch_factor` × the median and ≥ `first_batch_share` of the step time; a
-    single one ≥ `input_share` of all time; or each batch is the first one of an iterator, for ≥ `input_share` of it."""
+    """Found when first batches take ≥ `first_batch_factor` × the median wait and ≥ `first_batch_share` of the step time, a
+    single first batch takes ≥ `input_share` of all time, or a new iterator for each batch takes ≥ `input_share` of it."""
     steps, loader = window.steps, window.loader
     firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
     if not firsts or len(steps) < thresholds.min_steps or window.waits_hidden_in:
         return None
     later = [*steps.later((steps.data_wait_s,))[0]]
-    usual, pause = median(later or [0.0]), median(firsts)
-    lost = sum(max(0.0, first - usual) for first in firsts)
+    normal, pause = median(later or [0.0]), median(firsts)
+    lost = sum(max(0.0, first - normal) for first in firsts)
     whole = sum(steps.data_wait_s) + sum(steps.transfer_s) + sum(steps.compute_s)
     share = lost / whole if whole > 0 else 0.0
-    first = f"the first batch of a pass takes {duration(pause)}, later ones {duration(usual)} (medians)"
+    first = f"the first batch of a pass takes {duration(pause)}, later ones {duration(normal)} (medians)"
     severity: Severity = "critical" if share >= thresholds.input_share_critical else "warning"
     title, who = "every pass over the loader begins with a pause", "a worker" if window.workers else "the dataset"
     advice = f"shorten what {who} does before its first item (opening files, shuffling an index, imports), or make passes longer"
-    least_s, least = max(thresholds.first_batch_min_s, thresholds.first_batch_factor * usual), thresholds.input_share
+    least_s, least = max(thresholds.first_batch_min_s, thresholds.first_batch_factor * normal), thresholds.input_share
     place = window.first_place if len(firsts) == 1 else None
     if not later:  # what follows a single batch is in no step
         share, least_s = window.share(INPUT_WAIT), 0.0
@@ -94,7 +97,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
         advice = "create the iterator once, before the loop (batches = iter(loader)), and call next(batches) in it"
     elif len(firsts) == 1:
         share = lost / (window.duration_s or 1.0)  # of the others only the last ones are known
-        title, much = "the first batch takes long", share >= thresholds.phase_share
+        title, much = "the first batch takes a long time", share >= thresholds.phase_share
         if not (window.first_step_s and much and pause >= 10 * thresholds.first_batch_min_s):
             severity = "info"  # it is not the run's, or no headline
         if place is not None and place.has_most:
@@ -102,8 +105,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
             shorter = f"shorten it: cache its result, or compute it on first use ({place.function})"
             advice = shorter if place.file else advice
             if place.function in (SPAWNS, SPAWNED):
-                advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start "
-                advice += "the workers by fork (multiprocessing_context)"
+                advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start the workers by fork (multiprocessing_context)"
     else:
         least = thresholds.first_batch_share
         if window.workers and not loader.persistent_workers:

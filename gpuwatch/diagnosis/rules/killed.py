@@ -26,7 +26,7 @@ killed_rule = partial(lone, alert="RunKilled", ends_run=True)
 
 @killed_rule("give the job a larger /dev/shm (SIGBUS) or more memory (SIGKILL), or use fewer workers")
 def worker_killed(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a worker has died of a signal: its exit code and the kernel's counts say how."""
+    """Found when a loader worker was killed by a signal. Its exit code and the kernel's counters show the reason."""
     if not window.worker_deaths:
         return None
     first = window.worker_deaths[0]
@@ -95,7 +95,7 @@ def _evidence(window: Window, first: WorkerDeath) -> Iterator[Evidence]:
     if first.oom_kills:
         limit = first.memory_limit_bytes
         limited = "" if limit is None else f"; its cgroup is limited to {size(limit)}"
-        text = f"the OOM killer has killed {_processes(first.oom_kills)} in that time (oom_kill){limited}"
+        text = f"the OOM killer killed {_processes(first.oom_kills)} at that time (oom_kill){limited}"
         yield Evidence("oom kills", first.oom_kills, "", text)
     room, used, free = _shm(window, first)
     if first.signal == SIGBUS and room:
@@ -126,7 +126,7 @@ def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
 
 
 def _kill_evidence(oom: MemoryKills) -> list[Evidence]:
-    text = f"the OOM killer has killed {_processes(oom.kills)} {_WHERE[oom.where]} since its last message (oom_kill)"
+    text = f"the OOM killer killed {_processes(oom.kills)} {_WHERE[oom.where]} since the run's last message (oom_kill)"
     share = ""
     if oom.used_bytes is not None and oom.limit_bytes:
         share = f", {percent(oom.used_bytes / oom.limit_bytes)} of the limit"

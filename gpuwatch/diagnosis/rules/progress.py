@@ -29,7 +29,7 @@ def _no_step(seconds: float) -> Evidence:
 
 @lone("capture the stacks of the rank that the others wait for", stacks="all ranks", alert="RunStalled")
 def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a running loop has ended no step for 30 s and ten times its median step, in no declared phase."""
+    """Found when a running loop has completed no step for 30 s and ten times its median step time, outside declared phases."""
     if window.stalled_s is None:
         return None
     late, waited_for = _waited_for(window)
@@ -76,7 +76,7 @@ def _waited_for(window: Window) -> tuple[int | None, list[Evidence]]:
             doing = f"it waits in {waiting[rank].operation} {waiting[rank].number} of group {waiting[rank].group}"
         missing = behind[rank]
         texts.append(
-            f"rank {rank} has not issued {missing.operation} {missing.number} of group {missing.group}, which other ranks wait in: {doing}"
+            f"rank {rank} has not issued {missing.operation} {missing.number} of group {missing.group}, in which other ranks wait: {doing}"
         )
     alone = late[0] if len(late) == 1 and late[0] not in waiting else None
     return alone, [Evidence("late", rank, "", text) for rank, text in zip(late, texts, strict=False)]
@@ -106,12 +106,12 @@ def hung(window: Window, thresholds: Thresholds) -> Finding | None:
     return None
 
 
-@lone("save at the interval that the finding names", alert=None, runbook="JobGoodputLow")
+@lone("save checkpoints at the interval that the finding recommends", alert=None, runbook="JobGoodputLow")
 def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, after ≥ `checkpoint_interruptions` interruptions of a job, another interval gains ≥ `checkpoint_gain`.
 
-    The interval is Daly's (2006), of which Young's, sqrt(2 × cost × mean time between interruptions), is the first term. What a restart
-    takes changes the throughput of both intervals alike. The range is that of the mean time which the interruptions seen leave open.
+    The interval is Daly's (2006), whose first term is Young's: sqrt(2 × cost × mean time between interruptions). The time of restarts
+    is left out, because it affects both intervals alike. The range of the gain comes from the uncertainty of that mean time.
     """
     job = window.job
     if job is None or job.interruptions < thresholds.checkpoint_interruptions or not job.saves or job.trained_s <= 0:
@@ -133,10 +133,10 @@ def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | Non
     return found(
         f"checkpoints are too {'rare' if best_s < now_s else 'frequent'} for a job that is interrupted every {duration(mean_s)}",
         1 - 1 / gain,
-        Evidence("interval", now_s, "s", f"a checkpoint every {duration(now_s)}, which takes {duration(cost_s)}"),
+        Evidence("interval", now_s, "s", f"a checkpoint is saved every {duration(now_s)} and takes {duration(cost_s)}"),
         Evidence("interruptions", count, "", f"{count} interruptions in {duration(job.alive_s)}"),
         Evidence("restart", back_s, "s", f"each recovery took {duration(back_s)}"),
-        *(Evidence("repeated", each_s, "s", f"each repeated {duration(each_s)} of steps") for each_s in repeated_s),
+        *(Evidence("repeated", s, "s", f"each interruption repeated {duration(s)} of steps") for s in repeated_s),
         advice=f"save every {duration(best_s)} instead of every {duration(now_s)}",
         predicted_speedup=round(gain, 2),
         predicted_range=(round(max(1.0, min(gain, *gains)), 2), round(max(gain, *gains), 2)),
@@ -169,7 +169,7 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
 
     All-reduce makes every step take the same time on all ranks, so that the late rank is the one that waits least for the others. Its
     own time is the step without that wait if it was measured on all ranks; else it is the wait for data and the copy, and the others
-    must show the difference in their compute time. Rank 0 finds it for any rank whose summary it has.
+    must show the difference in their compute time. Rank 0 compares all ranks whose summary it has.
     """
     ranks = {rank.rank: rank for rank in window.ranks}
     if window.waits_hidden_in or window.rank not in ranks or len(ranks) < 2:

@@ -72,7 +72,7 @@ class CompileWatch:
             handler.remove_start_callback(self._begins)
         with contextlib.suppress(ValueError):
             handler.remove_end_callback(self._ends)
-        come_back()  # a compilation in another thread would not tell its end any more
+        come_back()  # the end of a compilation in another thread would not be reported any more
 
     def _begins(self, _: Any) -> None:
         step_aside()

@@ -62,7 +62,7 @@ class TorchEvents:
             self._unused.extend(self._mine)
 
     def can_time(self) -> bool:
-        """Return whether this device has events that tell the time. Nothing is recorded for that."""
+        """Return whether this device has timing events. Nothing is recorded for that."""
         self._free.append(self._take())
         return True
 

@@ -33,12 +33,12 @@ def explain(failure: type[BaseException] | None, batch_bytes: int | None, rank: 
     allocated, reserved = peak["allocated"], peak["reserved"]
     text = f"gpuwatch: out of GPU memory: at the peak {size(allocated)} in tensors, {size(reserved)} reserved by torch"
     if batch_bytes is not None:
-        text += f"; a batch takes {size(batch_bytes)}, what is computed from it many times that"
-    text += ". Take a smaller batch and accumulate gradients, bf16, or torch.utils.checkpoint"
+        text += f"; a batch takes {size(batch_bytes)}, and the activations computed from it many times as much"
+    text += ". Use a smaller batch with gradient accumulation, bf16, or torch.utils.checkpoint"
     if reserved - allocated > 0.1 * reserved:
-        text += "; much was reserved and not used: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        text += "; much of the reserved memory was not in use: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     if not (file := os.environ.get(SNAPSHOT)):
-        return f"{text}. {SNAPSHOT}=FILE writes what was live"
+        return f"{text}. {SNAPSHOT}=FILE records the live allocations"
     file += f".rank{rank}" * (rank > 0)
     torch.cuda.memory._dump_snapshot(file)
-    return f"{text}. What was live is in {file}, for https://pytorch.org/memory_viz"
+    return f"{text}. The live allocations are in {file}, which https://pytorch.org/memory_viz shows"

@@ -26,7 +26,7 @@ APART = 4  # what comes so many steps after the last time is not a part of each 
 _ENTERS = "_maybe_set_eval_frame", "set_eval_frame"  # by which torch's compiler enters a function, since 2.6 and before
 _COMPILED: Any = SimpleNamespace(training=True)
 _BEFORE, _AFTER = "register_module_forward_pre_hook", "register_module_forward_hook"
-_BEGUN_EVERY_NS = 20_000_000  # of quick steps not each is looked at for what comes seldom, such as a device
+_BEGUN_EVERY_NS = 20_000_000  # quick steps are not all checked for rare events, such as a device
 _DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
 
 
@@ -104,7 +104,7 @@ class OptimizerSteps:
             recorder.abandon_bounded(recorder.clock())
 
     def first_step(self, of_pass: object) -> None:
-        """A pass has its first batch; `evaluates` can tell after its first step whether it is an evaluation."""
+        """A pass has its first batch; `evaluates` shows after its first step whether it is an evaluation."""
         self.await_call()
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
         if self.count:

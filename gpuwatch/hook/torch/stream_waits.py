@@ -115,12 +115,12 @@ class StreamWaits:
         recorder = self._recorder
         if not (waits and device.copied_aside and recorder.thread == get_ident()):
             return device.wait_ends, None
-        fed, now = recorder.end_bounded_wait(recorder.clock()), recorder.clock()
+        waited, now = recorder.end_bounded_wait(recorder.clock()), recorder.clock()
 
         def ends(token: Any) -> None:
             device.copy_ends(token)
-            if fed:
-                recorder.fed()
+            if waited:
+                recorder.after_copy()
 
         return ends, device.awaits_asides(now if recorder.doing() is IN_STEP else None)
 

@@ -83,7 +83,7 @@ class TransferWatch:
 
         @functools.wraps(original)
         def timed(tensor: Any, place: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
-            # The usual copy, in a usual step and to the usual place, whose result is on no CPU. Each look here is paid for by every batch.
+            # The fast path: a normal copy in a normal step, to the usual device and not to a CPU. Each check here is a cost for every batch.
             if (
                 place is known
                 and recorder.steady is not None
@@ -118,7 +118,7 @@ class TransferWatch:
             if not is_cpu:
                 return self._reads_back(original, tensor, args, kwargs)
             device, clock = recorder.active_timeline, recorder.clock
-            waits = recorder.fed_ns > 0 or recorder.in_bounded_wait()
+            waits = recorder.copied_ns > 0 or recorder.in_bounded_wait()
             waits = bool(waits and (device is None or device.is_home) and recorder.end_bounded_wait(clock()))
             if recorder.doing() is not IN_STEP:
                 if device is None or recorder.doing() is not DATA_WAIT:
@@ -143,7 +143,7 @@ class TransferWatch:
                     is_pinned = tensor.is_pinned() if token is not None and tensor.nbytes >= _BATCH_BYTES else None
                     recorder.add_copy(last_ns - begin, is_pinned)
                     if waits:
-                        recorder.fed()
+                        recorder.after_copy()
             except Exception as error:  # a subclass with a device of its own making: its copy is not timed
                 pass_on(error)
             return result

@@ -109,7 +109,7 @@ def visible(value: str, uuids: Sequence[str]) -> tuple[int, str]:
             why = "is no GPU of this machine" if not named else "fits several GPUs"
             return len(used), f"'{entry}' {why}, so it and all that follow are ignored"
         if named[0] in used:
-            return 0, f"'{entry}' is there twice, so that CUDA sees none"
+            return 0, f"'{entry}' is listed twice, so CUDA sees no GPU"
         used.add(named[0])
     return len(used), ""
 

@@ -18,7 +18,7 @@ _NODE_PID_NAMESPACE = "pid:[4026531836]"
 _SAMPLED = 20
 _HOST_PIDS = "pid: host in compose, docker run --pid=host, hostPID: true in Kubernetes"
 _PTRACE = (
-    "docker run --cap-add SYS_PTRACE --cap-add DAC_READ_SEARCH (compose: cap_add), or run the agent as root; where both are there, "
+    "docker run --cap-add SYS_PTRACE --cap-add DAC_READ_SEARCH (compose: cap_add), or run the agent as root; if it has both, "
     "AppArmor or a user namespace forbids it: docker run --security-opt apparmor=unconfined"
 )
 """Both: /proc/PID/io is mode 0400 as well, which SYS_PTRACE alone does not pass."""
@@ -56,7 +56,7 @@ def ptrace(machine: Machine) -> Outcome:
         if others == _SAMPLED:
             break
     if not others:
-        return skipped(f"there is no process of another user to try{yama}")
+        return skipped(f"there is no process of another user to try it on{yama}")
     if not refused:
         return ok(f"processes of other users can be read{yama}")
     found = (

@@ -140,7 +140,7 @@ def ask_agent(url: str, wanted: bool, fetch: Fetch) -> tuple[Status | None, Outc
         return status, ok(f"{url} is ready, gpuwatch {status.version} on {status.host}")
     return status, problem(
         f"{url} is not ready: {ready.body.decode(errors='replace').strip()}",
-        "gpuwatch agent's stderr names the collector that hangs; a full or slow disk under the history also does it",
+        "gpuwatch agent's stderr names the collector that hangs; a full or slow disk under the history has the same effect",
     )
 
 

@@ -61,7 +61,7 @@ def pynvml(machine: Machine) -> Outcome:
             "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py",
         )
     if maintained is None:
-        return skipped("nvidia-ml-py is not installed: GPUs are not seen", "pip install nvidia-ml-py")
+        return skipped("nvidia-ml-py is not installed: GPUs cannot be detected", "pip install nvidia-ml-py")
     return ok(f"nvidia-ml-py {maintained}, not shadowed by 'pynvml'")
 
 
@@ -148,7 +148,7 @@ def environment(machine: Machine) -> Outcome:
     ours = {name: value.strip() for name, value in machine.environ.items() if name.startswith("GPUWATCH_")}
     bad, unknown = [], []
     if machine.environ.get("TORCH_FR_BUFFER_SIZE") == "0":
-        unknown.append("TORCH_FR_BUFFER_SIZE=0: no hang will name the rank that the others wait for")
+        unknown.append("TORCH_FR_BUFFER_SIZE=0: if a run hangs, the rank that the others wait for will not be named")
     for name, value in sorted(ours.items()):
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, 1, 0.8)

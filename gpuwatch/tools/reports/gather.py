@@ -81,7 +81,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
     duration_s = sum(states.values())
     samples = [rank.samples for rank in ranks if rank.samples is not None]
     short, device = is_short(first.steps, duration_s), first.device
-    judged = Window(duration_s, states, phases, is_short=short, timeline=timeline, device=device, steps=columns)
+    window = Window(duration_s, states, phases, is_short=short, timeline=timeline, device=device, steps=columns)
     conclusions = {rank.rank: rank.conclusion for rank in ranks if rank.conclusion is not None}
     end = conclusions.get(first.rank)
     loader = msgspec.structs.asdict(first.loader) if first.loader is not None else {}
@@ -104,7 +104,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         energy_joules=joules,
         samples=sum(samples) if samples else None,
         records_lost=sum(rank.records_lost for rank in ranks),
-        verdict=end.verdict if end is not None and end.ranks >= len(ranks) else give_verdict(judged),
+        verdict=end.verdict if end is not None and end.ranks >= len(ranks) else give_verdict(window),
         step_time=_statistics(columns, len(columns) if len(columns) < expected else None),
         findings=merge_findings(source.findings(run), conclusions, (started_s, until_s)),
         ranks=tuple(model.Rank(r.rank, r.host, r.pid, r.status, r.steps, _ordered(r.states)) for r in ranks),
@@ -217,7 +217,7 @@ def merge_findings(
 ) -> tuple[model.Found, ...]:
     """Return one entry a cause: what has ended the run, then roots by the time they cost, each followed by its consequences.
 
-    What a rank has concluded at its end, by rank, comes first, in its words. `span` is the run's time.
+    What a rank has concluded at its end, by rank, comes first, unchanged. `span` is the run's time.
     """
     by_cause: dict[tuple[int, str, str], list[Finding]] = {}
     for row in sorted(rows, key=lambda row: row.since_s or 0.0):

@@ -93,7 +93,7 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
             timeout_s = seconds + _SLACK_S
             return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False).stderr
         except subprocess.TimeoutExpired:
-            return "Error: it did not end"
+            return "Error: did not end in time"
 
     begun_s = time.time()
     with ThreadPoolExecutor(len(targets)) as pool:
@@ -108,8 +108,8 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
             target.flame_graph.unlink()
     if not processes:
         lines = "\n".join(errors).splitlines()
-        reason = next((line for line in lines if line.startswith("Error:")), "it found nothing")
-        raise GpuwatchError(f"py-spy {reason.removeprefix('Error: ')!r}: is pid {targets[0].pid} a Python program?")
+        reason = next((line for line in lines if line.startswith("Error:")), "found no stack")
+        raise GpuwatchError(f"py-spy: {reason.removeprefix('Error: ')!r}: is pid {targets[0].pid} a Python program?")
     return Stacks(begun_s, seconds, rate_hz, tuple(processes), tuple(graphs))
 
 
@@ -148,7 +148,7 @@ def read_profile(text: bytes, pid: int, rank: int = 0) -> tuple[ProcessStacks, .
     try:
         found = msgspec.json.decode(text, type=_File)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise GpuwatchError(f"py-spy wrote what is no profile: {error}; is it py-spy 0.4 or later?") from error
+        raise GpuwatchError(f"py-spy's output is not a profile: {error}; is it py-spy 0.4 or later?") from error
     by_pid: dict[int, list[_Stack]] = {}
     for profile in found.profiles:
         named = _PROFILE.match(profile.name)

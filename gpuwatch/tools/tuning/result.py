@@ -32,11 +32,11 @@ class Setting:
         return self.num_workers * (self.prefetch_factor or 0)
 
     def __str__(self) -> str:
-        words = [f"num_workers={self.num_workers}"]
+        parts = [f"num_workers={self.num_workers}"]
         if self.prefetch_factor is not None:
-            words.append(f"prefetch_factor={self.prefetch_factor}")
-        words += [name for name, on in (("pin_memory", self.pin_memory), ("persistent", self.persistent_workers)) if on]
-        return " ".join(words)
+            parts.append(f"prefetch_factor={self.prefetch_factor}")
+        parts += [name for name, on in (("pin_memory", self.pin_memory), ("persistent", self.persistent_workers)) if on]
+        return " ".join(parts)
 
 
 SETTINGS = frozenset(Setting.__dataclass_fields__)
@@ -130,8 +130,8 @@ class TuneResult:
         for note in self.notes:
             lines += _wrap(f"- {note}", "  ")
         lines += _wrap(f"stopped after {duration(self.elapsed_s)}: {self.stopped}")
-        words = ", ".join(f"{key}={value}" for key, value in self.keywords().items())
-        return "\n".join([*lines, "", *_wrap(f"DataLoader(…, {words})", "    ")])
+        keywords = ", ".join(f"{key}={value}" for key, value in self.keywords().items())
+        return "\n".join([*lines, "", *_wrap(f"DataLoader(…, {keywords})", "    ")])
 
 
 def cost_s(row: Measured, step_s: float | None) -> float:

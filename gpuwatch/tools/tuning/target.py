@@ -29,7 +29,7 @@ def load(name: str) -> Any:
     """Return what `module:attribute` or `file.py:attribute` names. Raises: ConfigError, with what to do."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f"'{name}' is no module:function; give e.g. train:make_loader or train.py:make_loader")
+        raise ConfigError(f"'{name}' is not MODULE:FUNCTION; give e.g. train:make_loader or train.py:make_loader")
     directory = Path.cwd()
     if module_name.endswith(".py"):
         path = Path(module_name)

@@ -156,7 +156,7 @@ class _Run:
             except TypeError as error:
                 if hasattr(loader, "__iter__") or hasattr(loader, "__getitem__"):
                     raise
-                raise ConfigError(f"{name} returned a {type(loader).__name__}, which is no iterable: {error}") from None
+                raise ConfigError(f"{name} returned a {type(loader).__name__}, not an iterable: {error}") from None
             arrivals: list[float] = []
             self.passes.append(arrivals)
             for batch in self.iterator:

@@ -1,4 +1,4 @@
-"""The same training in each framework's manner. Every function trains on `truth` and tells `watch`."""
+"""The same training in each framework's manner. Every function trains on `truth` and reports to `watch`."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_skipped_batches_are_no_steps(watched: Any, accelerator: Any, truth: w.T
     assert (report.steps, report.samples) == (3, 3 * w.BATCH_SIZE)
 
 
-def test_copies_inside_the_fetch_are_told_apart_by_the_integration_alone(
+def test_copies_inside_the_fetch_are_distinguished_by_the_integration_alone(
     accelerator: Any, truth: w.Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import accelerate.data_loader as module

@@ -25,7 +25,7 @@ RUN = [sys.executable, "-m", "gpuwatch", "run", "--"]
 
 @dataclass(frozen=True)
 class Done:
-    """How a run ended and what it told: the totals of each process that said good-bye."""
+    """How a run ended and what it reported: the totals of each process that closed its run."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""What every integration is built on: a framework's loop, told to a Watch."""
+"""What every integration is built on: a framework's loop, reported to a Watch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gpuwatch
 from gpuwatch.integrations.training import Training
 
 
-def test_an_iterator_that_was_asked_is_the_frameworks_to_let_go_of() -> None:
+def test_an_iterator_that_was_asked_is_the_frameworks_to_release() -> None:
     class Batches:
         left = 3
 

@@ -86,7 +86,7 @@ def test_the_ranks_of_a_node_have_one_brief_for_a_cause() -> None:
     assert [key[-1] for key in values(book, *runs) if key[0] == "info"] == ["of rank 0"]
 
 
-def test_not_proven_does_not_linger_beside_what_is_proven_by_now() -> None:
+def test_not_proven_does_not_linger_next_to_what_is_proven_by_now() -> None:
     book = FindingTracker()
     proven = replace(FINDING, cause="artificial_limit")
     for second in range(5):

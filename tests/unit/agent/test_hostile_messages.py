@@ -506,7 +506,7 @@ def fuzzed(hook: FakeHook, kind: str, changes: dict[str, int], columns_: dict[st
 
 
 def play(script: list[list[Any]], directory: Path) -> set[str]:
-    """Send a script, a list for each second, beside an honest run; check all that must hold, and return what it met."""
+    """Send a script, a list for each second, together with an honest run; check all that must hold, and return what it met."""
     with pytest.MonkeyPatch.context() as patch:
         agent = WholeAgent(directory, patch, BEGIN_NS)
         try:

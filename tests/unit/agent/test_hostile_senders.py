@@ -70,7 +70,7 @@ def test_stacks_are_of_the_runs_user_only(table: ProcessTable, tmp_path: Path, m
     assert table.is_of_user(100, owner) and not table.is_of_user(100, owner + 1)
     assert not table.is_of_user(999, owner)
     monkeypatch.setattr("os.getuid", lambda: 0)
-    assert not table.is_of_user(100, None), "root's agent reads no process that nobody vouches for"
+    assert not table.is_of_user(100, None), "root's agent reads no process without a verified user"
 
 
 class Sends:

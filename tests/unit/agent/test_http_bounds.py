@@ -1,4 +1,4 @@
-"""The agent's HTTP server under slow, many and wrong clients; what /healthz tells of a thread that hangs."""
+"""The agent's HTTP server under slow, many and wrong clients; what /healthz reports about a thread that hangs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_wrong_requests_are_logged_once_a_minute() -> None:
 
 
 @pytest.mark.parametrize("ending", ["Connection: close\r\n", ""])
-def test_answers_that_nobody_reads_are_bounded_in_bytes_and_time(
+def test_answers_that_no_client_reads_are_bounded_in_bytes_and_time(
     history: History, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr(http, "_MOST_UNREAD", 30 << 20)

@@ -1,4 +1,4 @@
-"""/metrics from fixed books, compared with tests/golden/metrics.txt; UPDATE_GOLDEN=1 writes it anew."""
+"""/metrics from fixed books, compared with tests/golden/metrics.txt; UPDATE_GOLDEN=1 rewrites it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sender may not send: each kind is counted by its reason, said once, and stops nothing."""
+"""What a sender may not send: each kind is counted by its reason, logged once, and stops nothing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_too_many_tags_are_refused(receiver: Receiver) -> None:
     assert dict(receiver.rejected) == {"malformed": 1}
 
 
-def test_messages_that_nobody_takes_are_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_no_thread_takes_are_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwatch_agent.receiver._KEPT", 10)
     for _ in range(15):
         receiver.take(frame())

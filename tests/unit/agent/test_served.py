@@ -227,7 +227,7 @@ def test_a_run_that_ended_in_a_new_state_goes_when_its_last_values_were_taken() 
     assert ticks.whole == set()
 
 
-def test_an_ended_run_that_nobody_scrapes_goes_after_two_minutes() -> None:
+def test_an_ended_run_that_is_not_scraped_goes_after_two_minutes() -> None:
     ticks, run = Ticks(), Run("r", 0, "boot")
     run.status, run.ended_s = ENDED, 1000.0 + ticks.time_s
     served = 0

@@ -281,8 +281,8 @@ def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
         "GpuwatchAgentDown": (minutes(plain.agent_frozen_window_s),),
         "JobGoodputLow": (f"More than {plain.job_wasted_ratio:.0%}", f"last {plain.job_window_s / 3600:g} hours"),
         "JobRestartLoop": (
-            f"{plain.restart_runs:g} more attempts of a job have started within {minutes(plain.restart_window_s)}",
-            f"{plain.restarts_runs:g} more within {minutes(plain.restarts_window_s)}",
+            f"restarted {plain.restart_runs:g} times within {minutes(plain.restart_window_s)}",
+            f"{plain.restarts_runs:g} times within {minutes(plain.restarts_window_s)}",
         ),
         "ManyRunsStalled": (
             f"At least {plain.many_stalled_runs:g} runs, and {plain.many_stalled_ratio:.0%}",

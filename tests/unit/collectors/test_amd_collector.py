@@ -72,7 +72,7 @@ def test_values_in_our_names_and_base_units(collector: AmdCollector) -> None:
     assert [device.uuid for device in collector.devices()] == [FIRST[1], SECOND[1]]
 
 
-def test_what_is_not_told_is_absent_and_the_rest_is_there(collector: AmdCollector, smi: FakeAmdsmi) -> None:
+def test_what_is_not_reported_is_absent_and_the_rest_is_there(collector: AmdCollector, smi: FakeAmdsmi) -> None:
     smi.activity["gfx_activity"] = "N/A"
     smi.errors = {"amdsmi_get_energy_count": NOT_SUPPORTED, ("amdsmi_get_gpu_process_list", 1): NOT_SUPPORTED}
     found = look(collector)
@@ -113,7 +113,7 @@ def test_lost_gpu_is_missing_and_found_again(collector: AmdCollector, smi: FakeA
     assert look(collector)["gpuwatch_gpus_seen",] == 2
 
 
-def test_driver_that_is_reloaded_is_started_anew(collector: AmdCollector, smi: FakeAmdsmi, clock: Clock) -> None:
+def test_driver_that_is_reloaded_is_restarted(collector: AmdCollector, smi: FakeAmdsmi, clock: Clock) -> None:
     look(collector)
     smi.started = False
     clock.now_s += 1

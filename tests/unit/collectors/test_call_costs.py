@@ -21,7 +21,7 @@ def test_interval_follows_the_cost(round_s: float, interval_s: float) -> None:
     assert call.is_due(0)
     for _ in range(2):
         call.done(0, round_s)
-        assert call.interval_s == 1  # too early to judge
+        assert call.interval_s == 1  # too early to know
     call.done(0, round_s)
     assert call.interval_s == pytest.approx(interval_s)
     assert call.spent_s == pytest.approx(3 * round_s)

@@ -6,13 +6,13 @@ from msgspec.structs import replace
 
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch_dashboards.views.compare import steps_card
-from tests.unit.reports.fake_source import START_S, FakeSource, condensed, run, steps
+from tests.unit.reports.fake_source import START_S, FakeSource, downsampled, run, steps
 
 
 def compared(old: int) -> tuple[list[list[float]], str]:
     """Return the points of a run of 1,200,000 steps, the first `old` of 120 buckets long ago, and the card's head."""
     taken = replace(steps(20_000, 0.060, 0.040), first_step=1_180_000)
-    source = FakeSource([run(steps=1_200_000)], taken, condensed=condensed(120, 10_000, old))
+    source = FakeSource([run(steps=1_200_000)], taken, downsampled=downsampled(120, 10_000, old))
     card = steps_card([gather(FakeSource(), "resnet", START_S), gather(source, "resnet", START_S)])
     assert card.option is not None
     return card.option["series"][1]["data"], card.head

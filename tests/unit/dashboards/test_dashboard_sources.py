@@ -1,4 +1,4 @@
-"""Sources over canned answers: what is decoded, what is asked, and what is said when it fails."""
+"""Sources over canned answers: what is decoded, what is asked, and what is reported when it fails."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_prometheus_findings_advise_what_the_agent_exported_and_without_it_what_
     assert run.findings[0].advice.startswith("num_workers 0 → 8 (1.20× to 2.60× the throughput). ")
 
 
-def test_prometheus_run_that_is_over_is_judged_by_its_whole() -> None:
+def test_prometheus_run_that_is_over_is_evaluated_as_a_whole() -> None:
     gone = {
         k: v for k, v in VECTORS.items() if not k.startswith(("increase", "gpuwatch_run_up", "max by (run, cause)"))
     }

@@ -59,7 +59,7 @@ def test_a_price_from_the_environment() -> None:
             price_from({"GPUWATCH_GPU_HOUR": wrong})
 
 
-def test_money_is_told_to_the_cent_or_to_two_figures() -> None:
+def test_money_is_shown_to_the_cent_or_to_two_figures() -> None:
     assert [money(amount, "USD") for amount in (1234.5, 0.0, 0.0996, 0.00314)] == [
         "1,234.50 USD",
         "0.00 USD",

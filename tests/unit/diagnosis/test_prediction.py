@@ -121,7 +121,7 @@ def test_what_many_sleeping_workers_compute_is_the_limit_of_few_cores() -> None:
     assert plan(some, 0.100, 0.005, on_cpu=False).step_s[0] == pytest.approx((0.1 * 0.2 + 0.005) / 2, abs=1e-3)
 
 
-def test_shm_caps_queues_beside_what_others_keep_there() -> None:
+def test_shm_caps_queues_next_to_what_others_keep_there() -> None:
     # 4 workers' queues hold 48 MiB of the 60 used, others 12: 80% of the other 88 are 70, or five workers of 12 MiB
     small = replace(FOUR, host=HostFacts(cpu_cores=64, shm_size_bytes=100 * MIB, shm_used_bytes=60 * MIB))
     found = plan(small, 0.060, 0.040, on_cpu=False)

@@ -82,7 +82,7 @@ def test_no_line_is_longer_than_a_terminal_but_the_sentence() -> None:
     assert max(map(len, str(report()).splitlines())) <= 100
 
 
-def test_what_the_gpu_cost_is_said_where_a_price_is_told() -> None:
+def test_what_the_gpu_cost_is_shown_where_a_price_is_given() -> None:
     window = replace(WINDOW, device="cuda")
     reported = make_report("host-1-2", "train.py", window, {}, Done(180.0, 3000, None), price=(18.0, "EUR"))
     assert reported.cost is not None and reported.cost.states["input_wait"] == pytest.approx(120 / 3600 * 18)

@@ -1,4 +1,4 @@
-"""Samples, tokens and declared operations a second: counted in training only, absent where nobody declares them."""
+"""Samples, tokens and declared operations a second: counted in training only, absent where they are not declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict: which state decides, and what is said of it."""
+"""The verdict: which state decides, and its sentence."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_before_the_first_step_it_is_starting_up() -> None:
     assert give_verdict(Window(duration_s=9.0, states_s={"startup": 9.0})).state == "startup"
 
 
-def test_time_that_nobody_explains_is_said_to_be_unknown() -> None:
+def test_time_that_no_message_explains_is_reported_as_unknown() -> None:
     columns = steps(100, 0.001, 0.049)
     verdict = give_verdict(window(columns, states_s=states(columns, unknown=20.0)))
     assert (verdict.state, verdict.ratio) == ("unknown", pytest.approx(0.8))

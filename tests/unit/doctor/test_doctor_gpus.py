@@ -79,7 +79,7 @@ def test_a_container_without_a_gpu_has_a_remedy(machine: MakeMachine) -> None:
         ("-1", 0, ""),
         ("0,-1,1", 1, ""),
         ("0,7,1", 1, "'7' is no GPU"),
-        ("1,1", 0, "there twice"),
+        ("1,1", 0, "listed twice"),
         ("GPU-ab,GPU-cc33", 2, ""),
         ("GPU-a", 0, "fits several"),
         ("GPU-zz,0", 0, "'GPU-zz' is no GPU"),

@@ -117,7 +117,7 @@ def test_held_gpu_is_idle_or_busy_by_its_utilisation() -> None:
     assert node.seconds == {"held_idle": 5.0, "busy_unattributed": 3.0, "unknown": 2.0}
 
 
-def test_idle_since_is_told_while_it_lasts() -> None:
+def test_idle_since_is_reported_while_it_lasts() -> None:
     node = Node()
     node.tick((9,), 0.0)
     node.second((9,), 0.0, seconds=5)
@@ -141,7 +141,7 @@ def test_process_that_the_list_named_late_is_booked_from_its_own_start() -> None
     assert node.seconds == {"unallocated": 20.0, "startup": 3.0, "compute": 7.0}
 
 
-def test_run_to_its_last_nanosecond_and_then_nobody() -> None:
+def test_run_to_its_last_nanosecond_and_then_no_run() -> None:
     node = Node()
     node.tick((), 0.0)
     node.second((), 0.0, seconds=20)
@@ -166,7 +166,7 @@ def test_process_without_a_hook_after_one_with_it() -> None:
     assert node.seconds == {"held_idle": 6.0, "compute": 4.0}
 
 
-def test_busy_gpu_whose_process_is_never_listed_is_nobodys() -> None:
+def test_busy_gpu_whose_process_is_never_listed_belongs_to_no_run() -> None:
     """A container without `pid: host`: the driver lists nothing, and says that something runs."""
     node = Node()
     node.tick((), 0.0)
@@ -216,8 +216,8 @@ def test_one_run_on_two_gpus_gives_both_its_states() -> None:
         assert account.owner == "run-a"
 
 
-def test_time_in_which_nobody_looked_is_unknown_without_a_hook() -> None:
-    """A stopped agent, a paused machine: 50 s later nobody knows what the GPU did."""
+def test_time_in_which_nothing_was_sampled_is_unknown_without_a_hook() -> None:
+    """A stopped agent, a paused machine: 50 s later it is not known what the GPU did."""
     node = Node()
     node.tick((9,), 0.0)
     node.second((9,), 0.0, seconds=3)
@@ -236,7 +236,7 @@ def test_free_gpu_after_a_pause_is_free_up_to_it() -> None:
     assert node.seconds == {"unallocated": 15.0, "unknown": 50.0}
 
 
-def test_time_in_which_nobody_looked_is_the_runs_where_one_holds_the_gpu() -> None:
+def test_time_in_which_nothing_was_sampled_is_the_runs_where_one_holds_the_gpu() -> None:
     node, hook = Node(), FakeHook(1000 * S)
     train(node, hook, 5)
     train(node, hook.spend("eval", 50 * S), 1)
@@ -253,7 +253,7 @@ def test_compute_on_a_gpu_without_a_kernel_is_doubted_after_ten_seconds() -> Non
     assert node.seconds == {"compute": 19.0, "unknown": 15.0, "input_wait": 5.0}
 
 
-def test_utilisation_that_is_not_told_contradicts_nothing() -> None:
+def test_utilisation_that_is_not_reported_contradicts_nothing() -> None:
     node, hook = Node(), FakeHook(1000 * S)
     for _ in range(30):
         hook.spend("compute", S)
@@ -302,7 +302,7 @@ def test_restarted_agent_leaves_its_absence_to_the_run() -> None:
     assert node.seconds == {"compute": 4.0 + 2.0, "eval": 30.0}
 
 
-def test_restarted_agent_that_finds_nobody_has_an_unknown_absence() -> None:
+def test_restarted_agent_that_finds_no_process_has_an_unknown_absence() -> None:
     node = Node()
     hook = FakeHook(node.now_ns)
     train(node, hook, 5)

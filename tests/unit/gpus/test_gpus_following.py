@@ -215,7 +215,7 @@ def test_open_time_of_a_run_outlives_the_agent() -> None:
     assert site.booked_ms() == {"compute": 900, "eval": 500}
 
 
-def test_run_that_ends_counts_to_its_last_moment_beside_one_that_goes_on() -> None:
+def test_run_that_ends_counts_to_its_last_moment_next_to_one_that_goes_on() -> None:
     site = Site(2)
     site.spend(0, "compute", 700)
     site.spend(1, "input_wait", 200)

@@ -100,7 +100,7 @@ def test_memory_is_looked_at_once_a_minute() -> None:
     assert trends.memory("GPU-a", None) is None
 
 
-def test_another_run_begins_anew_and_a_lost_gpu_is_forgotten() -> None:
+def test_another_run_starts_over_and_a_lost_gpu_is_forgotten() -> None:
     trends, run = GpuTrends(), Run("run-a", 0, "boot")
     for second in range(0, 200, 10):
         step(run, second * S)

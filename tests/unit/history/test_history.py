@@ -246,7 +246,7 @@ def test_file_damaged_inside_is_set_aside_too(tmp_path: Path) -> None:
     history.close()
 
 
-def test_file_that_is_damaged_at_work_is_set_aside_and_written_anew(
+def test_file_that_is_damaged_at_work_is_set_aside_and_replaced(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = sqlite3.DatabaseError("database disk image is malformed")

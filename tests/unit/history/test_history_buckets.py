@@ -1,4 +1,4 @@
-"""What charts ask of the history: spikes that survive condensing, sums by label, a million steps as a few buckets."""
+"""What charts ask of the history: spikes that survive downsampling, sums by label, a million steps as a few buckets."""
 
 from __future__ import annotations
 

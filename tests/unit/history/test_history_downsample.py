@@ -50,7 +50,7 @@ def write(history: History, seconds: int, ranks: int = 1) -> None:
         assert history.commit(Tick(at_s, samples, {}, [], steps, []))
 
 
-def condensed(history: History, full_until_s: float, turns: int = 100) -> None:
+def downsampled(history: History, full_until_s: float, turns: int = 100) -> None:
     for _ in range(turns):
         history.downsample(full_until_s + history._full_s)
 
@@ -70,10 +70,10 @@ def rows(history: History, table: str) -> int:
 
 def test_minutes_take_the_place_of_seconds_and_steps(history: History) -> None:
     write(history, 600, ranks=2)
-    condensed(history, BEGIN_S + 300)
+    downsampled(history, BEGIN_S + 300)
     assert (rows(history, "tick"), rows(history, "tick_minute")) == (300, 5)
     assert (rows(history, "steps"), rows(history, "step_minute")) == (2 * 300, 2 * 5)
-    condensed(history, BEGIN_S + 330)  # a minute that is not over stays as it is
+    downsampled(history, BEGIN_S + 330)  # a minute that is not over stays as it is
     assert (rows(history, "tick"), rows(history, "step_minute")) == (300, 10)
 
 
@@ -84,7 +84,7 @@ def test_an_answer_is_of_one_moment(history: History, monkeypatch: pytest.Monkey
 
     def minutes(*arguments: object) -> list[object]:
         found = list(real(*arguments))  # type: ignore[arg-type]
-        condensed(history, BEGIN_S + 300)
+        downsampled(history, BEGIN_S + 300)
         return found
 
     monkeypatch.setattr(reader, "_minutes", minutes)
@@ -100,7 +100,7 @@ def test_a_turn_does_a_little_at_a_time(history: History) -> None:
 @pytest.mark.parametrize("points", [3, 7, 100, 2000])
 def test_counters_keep_their_differences_over_both(history: History, points: int) -> None:
     write(history, 600)
-    condensed(history, BEGIN_S + 300)
+    downsampled(history, BEGIN_S + 300)
     (series,) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, points)
     found = series.points
     assert series.labels["run"] == "run-a"
@@ -114,17 +114,17 @@ def test_counters_keep_their_differences_over_both(history: History, points: int
 def test_spike_is_in_the_extremes_of_its_minute(history: History) -> None:
     write(history, 300)
     before = history.reader.series(POWER, {}, BEGIN_S, BEGIN_S + 300, 20, None, True)
-    condensed(history, BEGIN_S + 300)
+    downsampled(history, BEGIN_S + 300)
     after = history.reader.series(POWER, {}, BEGIN_S, BEGIN_S + 300, 20, None, True)
     for (found,) in (before, after):
         assert max(value for _, value in found.points) == 900.0
         assert min(value for _, value in found.points) == 300.0
 
 
-def test_condensed_steps_over_both_have_every_step(history: History) -> None:
+def test_downsampled_steps_over_both_have_every_step(history: History) -> None:
     write(history, 600)
     whole = history.reader.steps("run-a", 0, 10)
-    condensed(history, BEGIN_S + 300)
+    downsampled(history, BEGIN_S + 300)
     both = history.reader.steps("run-a", 0, 10)
     assert None not in whole.bucket_s["p50"]
     assert [mark is None for mark in both.bucket_s["p95"]] == [True] * 5 + [False] * 5
@@ -147,7 +147,7 @@ def test_condensed_steps_over_both_have_every_step(history: History) -> None:
 def test_a_history_of_old_minutes_is_deleted_by_age(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db", keep_s=400, full_s=60)
     write(history, 600)
-    condensed(history, BEGIN_S + 540)
+    downsampled(history, BEGIN_S + 540)
     history.trim(BEGIN_S + 600)
     (found,) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, 2000)
     assert found.points[0][0] == BEGIN_S + 239
@@ -158,7 +158,7 @@ def test_a_history_of_old_minutes_is_deleted_by_age(tmp_path: Path) -> None:
 def test_too_large_a_history_of_minutes_shrinks(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db", full_s=60, keep_bytes=200 << 10)
     write(history, 3000)
-    condensed(history, BEGIN_S + 3000)
+    downsampled(history, BEGIN_S + 3000)
     assert rows(history, "tick") == 0
     for _ in range(60):
         history.trim(BEGIN_S + 3000)
@@ -184,7 +184,7 @@ def test_a_file_of_an_older_schema_is_renamed_and_a_new_one_begun(
 ) -> None:
     path = tmp_path / "history.db"
     shutil.copy(VERSION_1, path)
-    with pytest.raises(ConfigError, match="no history that this gpuwatch knows"):
+    with pytest.raises(ConfigError, match="not a history that this gpuwatch reads"):
         HistoryReader.checked(path)
     history = History(path)
     (renamed,) = (each for each in tmp_path.iterdir() if "damaged" in each.name)

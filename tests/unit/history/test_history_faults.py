@@ -1,4 +1,4 @@
-"""A history file that is removed, replaced, truncated or damaged: found, renamed, counted, begun anew. A full disk at the start."""
+"""A history file that is removed, replaced, truncated or damaged: found, renamed, counted, replaced. A full disk at the start."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ INSIDE = [truncate, empty, overwrite, another_database]
 
 
 @pytest.mark.parametrize("harm", [*OUTSIDE, *INSIDE])
-def test_a_harmed_file_is_found_and_begun_anew(
+def test_a_harmed_file_is_found_and_replaced(
     tmp_path: Path, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     history = History(tmp_path / "history.db")

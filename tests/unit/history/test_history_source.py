@@ -1,4 +1,4 @@
-"""A run that the history keeps and the agent no longer has, as the API tells it."""
+"""A run that the history keeps and the agent no longer has, as the API returns it."""
 
 from __future__ import annotations
 

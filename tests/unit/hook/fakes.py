@@ -67,7 +67,7 @@ def turn(watch: Watch, hello: bool = False) -> None:
 
 
 def connect(watch: Watch) -> MemorySender:
-    """Give the watch an agent that keeps what it is told."""
+    """Give the watch an agent that keeps what it receives."""
     sender = MemorySender()
     watch._publisher.send_buffer.sender = sender
     return sender

@@ -1,4 +1,4 @@
-"""What a batch tells, whatever its container; moving it keeps what it is."""
+"""What a batch shows, whatever its container; moving it keeps what it is."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def transferred_ms(body: Callable[[Watch, int, Any], Any], clock: Clock, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Return what is told as transfer of a loop with this body."""
+    """Return what is reported as transfer of a loop with this body."""
     watch = fake_watch(clock, monkeypatch)
     usual = 0
     for number, batch in enumerate(watch.steps(torch.ones(4) for _ in range(STEPS))):
@@ -142,7 +142,7 @@ def test_an_interrupt_while_a_device_is_asked_for_is_the_users(clock: Clock, mon
     assert transferred_ms(body, clock, monkeypatch) == 0
 
 
-def test_tensors_are_let_go_of(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_released(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[weakref.ref[Any]] = []
 
     def body(watch: Watch, number: int, batch: Any) -> None:

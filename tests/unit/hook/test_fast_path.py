@@ -20,7 +20,7 @@ from gpuwatch.hook.watch import Watch
 from tests.unit.hook.fakes import Clock, fake_watch, turn
 
 BODY = (
-    "work", "work", "work", "work", "work", "data", "transfer", "phase", "checkpoint_open", "step", "inner", "inner_broken", "zip", "fold",
+    "work", "work", "work", "work", "work", "data", "transfer", "phase", "checkpoint_open", "step", "inner", "inner_broken", "zip", "apply",
     "report", "kept", "device", "raise", "nap", "to", "to",
 )  # fmt: skip
 FETCH = ("come", "come", "come", "come", "data", "inner", "raise", "slow")
@@ -87,7 +87,7 @@ class Program:
         elif action == "zip":
             for _ in zip(watch.steps(self.few(4)), watch.steps(self.few(3)), strict=False):
                 clock.now_ns += 13_000
-        elif action == "fold":
+        elif action == "apply":
             turn(watch)
         elif action == "report":
             watch.report()
@@ -130,7 +130,7 @@ class Fetches:
 
 
 def reported(script: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return everything that is told of the script."""
+    """Return everything that is reported of the script."""
     clock = Clock()
     watch = fake_watch(clock, monkeypatch)
     Program(watch, clock).run(script)
@@ -145,7 +145,7 @@ def reported(script: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(script=programs)
-def test_any_loop_is_told_alike_by_the_hot_path_and_without_it(
+def test_any_loop_is_reported_alike_by_the_hot_path_and_without_it(
     script: list[tuple[str, str, int]],
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -173,7 +173,7 @@ def test_without_workers_nothing_is_counted(other: object) -> None:
     assert evidence.counting(other) == other.__next__  # type: ignore[attr-defined]
 
 
-def test_a_queue_that_cannot_tell_is_not_asked_again_at_every_step_and_hurts_nobody() -> None:
+def test_a_queue_that_cannot_tell_is_not_asked_again_at_every_step_and_does_no_harm() -> None:
     silent = Workers([1, 1])
     silent._data_queue.fails = True
     assert ready_batches(silent) is None

@@ -88,7 +88,7 @@ def gone(number: int, _frame: object) -> None:
 @pytest.mark.parametrize(
     "of_the_user", [raises, Handler(), Handler().method, partial(raises, 1), gone, lambda *what: raises(*what)]
 )
-def test_what_a_handler_raises_is_told_from_a_failure_of_ours(handler: Any, of_the_user: Any) -> None:
+def test_what_a_handler_raises_is_distinguished_from_a_failure_of_ours(handler: Any, of_the_user: Any) -> None:
     signal.signal(signal.SIGCHLD, of_the_user)
     assert raised_in(interrupted)
 

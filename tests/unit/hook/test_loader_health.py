@@ -1,4 +1,4 @@
-"""What is said of a loader before it fails, and after: /dev/shm's forecast, and how workers died."""
+"""What is reported of a loader before it fails, and after: /dev/shm's forecast, and how workers died."""
 
 from __future__ import annotations
 

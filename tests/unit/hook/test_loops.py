@@ -247,7 +247,7 @@ def test_an_empty_loader(watch: Watch, clock: Clock) -> None:
     assert steps(watch) == 0
 
 
-def test_a_loader_that_cannot_be_iterated_says_what_it_always_said(watch: Watch) -> None:
+def test_a_loader_that_cannot_be_iterated_raises_what_it_always_raised(watch: Watch) -> None:
     with pytest.raises(TypeError, match="'int' object is not iterable"):
         iter(watch.steps(7))  # type: ignore[arg-type]
     assert not watch._recorder.in_step and watch._recorder.levels == []
@@ -554,7 +554,7 @@ def test_the_evaluations_loader_is_not_taken_for_the_trainings(watch: Watch, clo
 # Any program -----------------------------------------------------------------------------------------------------------
 
 sleeps = st.tuples(st.just("sleep"), st.integers(0, 900), st.just(()))
-reports = st.tuples(st.sampled_from(["report", "fold"]), st.just(0), st.just(()))
+reports = st.tuples(st.sampled_from(["report", "apply"]), st.just(0), st.just(()))
 waits = st.recursive(
     st.lists(st.one_of(sleeps, reports), max_size=3),
     lambda inner: st.lists(
@@ -612,7 +612,7 @@ class Program:
                 report = self.watch.report()
                 assert sum(report.states.values()) == pytest.approx(report.duration_s, abs=1e-9)
                 assert min(report.states.values(), default=0) >= 0
-            elif kind == "fold":
+            elif kind == "apply":
                 accounts = self.watch._publisher.accounts
                 accounts.apply(self.clock())
                 assert (

@@ -79,7 +79,7 @@ def test_a_world_of_one_leaves_what_the_scheduler_says(distributed: FakeDistribu
     assert (who.identity.run, who.identity.rank) == ("slurm-9", 3)
 
 
-def test_spawned_ranks_share_their_parent_and_are_nobody_before_they_have_a_rank(
+def test_spawned_ranks_share_their_parent_and_have_no_run_before_they_have_a_rank(
     distributed: FakeDistributed, child: None
 ) -> None:
     who = Membership(environ=(environ := {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}))
@@ -137,13 +137,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
 
 
-def test_ranks_of_two_nodes_that_nobody_named_take_rank_0_s_id(distributed: FakeDistributed, store: Store) -> None:
+def test_ranks_of_two_nodes_without_a_declared_run_take_rank_0_s_id(distributed: FakeDistributed, store: Store) -> None:
     first = Membership(environ={**TORCHRUN, "RANK": "0"})
     second = Membership("-2", environ={**TORCHRUN, "RANK": "1", "GPUWATCH_X": ""})
     second._run = "node-b-77-1"
     assert not second.update(False, False, ask=True), "it is known that there are others: it waits to speak"
     distributed.place = (1, 2)
-    assert not second.update(True, False, ask=True), "rank 0 has not told it yet"
+    assert not second.update(True, False, ask=True), "rank 0 has not stored it yet"
     assert not second.update(True, True), "and the training thread does not ask at all"
     distributed.place = (0, 2)
     assert not first.update(False, False) and first.update(False, False, ask=True)
@@ -164,7 +164,7 @@ def test_ranks_of_a_node_that_no_launcher_started_take_rank_0_s_id(distributed: 
     assert (who.identity.rank, who.identity.world_size) == (1, 2)
 
 
-def test_a_named_run_asks_nobody(distributed: FakeDistributed, store: Store) -> None:
+def test_a_named_run_asks_no_store(distributed: FakeDistributed, store: Store) -> None:
     distributed.place = (1, 2)
     who = Membership(environ={**TORCHRUN, "RANK": "1", "TORCHELASTIC_RUN_ID": "job-7"})
     assert who.update(False, False, ask=True) and who.identity.run == "elastic-job-7"
@@ -186,7 +186,7 @@ def test_without_a_store_or_rank_0_a_rank_speaks_under_its_own_id(
     assert ending.update(False, True), "the end does not wait"
 
 
-def test_a_rank_that_is_named_late_ends_what_was_told_before(
+def test_a_rank_that_is_named_late_ends_what_was_reported_before(
     distributed: FakeDistributed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()

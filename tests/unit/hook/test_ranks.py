@@ -69,7 +69,7 @@ def test_rank_0_has_the_others_and_the_others_know_that_it_speaks(store: Any) ->
     assert zero.others == {1: summary(1), 2: summary(2)}
 
 
-def test_a_store_that_hangs_holds_up_nobody(
+def test_a_store_that_hangs_delays_no_thread(
     server: subprocess.Popen[str], store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c10d = sys.modules["torch.distributed.distributed_c10d"]

@@ -24,7 +24,7 @@ from tests.unit.hook.fakes import MS, BlindWatcher, Clock, S
 
 OPERATIONS = (
     "begin_a", "begin_b", "end_step", "data", "transfer", "end_part", "enter_eval", "enter_other", "enter_loop",
-    "exit_inner", "exit_outer", "exit_gone", "abandon", "unfed", "fold", "report", "news",
+    "exit_inner", "exit_outer", "exit_gone", "abandon", "no_batch", "apply", "report", "delta",
 )  # fmt: skip
 
 steps_of_time = st.one_of(
@@ -68,11 +68,11 @@ class Bench:
             recorder.exit(which[operation.partition("_")[2]], now)
         elif operation == "abandon":
             recorder.abandon(now)
-        elif operation == "unfed":
+        elif operation == "no_batch":
             recorder.lacks_batch = recorder.in_step
-        elif operation == "fold":
+        elif operation == "apply":
             self.accounts.apply(now)
-        elif operation == "news":
+        elif operation == "delta":
             self.accounts.take_delta()
         elif operation == "report":
             self.report()
@@ -120,7 +120,7 @@ def test_when_the_log_is_folded_changes_no_total(script: list[tuple[str, int]], 
     for operation, elapsed in script:
         for bench in benches:
             bench.clock.now_ns += min(elapsed, 300 * MS)
-            if operation not in ("fold", "report"):
+            if operation not in ("apply", "report"):
                 bench.do(operation)
         if chance.random() < 0.3:
             benches[1].accounts.apply(benches[1].clock())
@@ -212,7 +212,7 @@ def test_a_wait_outside_of_any_step_belongs_to_the_next_step() -> None:
     assert line.counts.phases_ns["data_wait"] == 8 * MS and line.counts.steps == 1
 
 
-def test_a_level_that_is_closed_late_closes_nobody_elses() -> None:
+def test_a_level_that_is_closed_late_closes_no_other_level() -> None:
     bench = Bench()
     old = bench.recorder.enter("eval", bench.clock())
     bench.recorder.exit(old, bench.clock())
@@ -279,7 +279,7 @@ def test_training_may_happen_in_another_thread() -> None:
     assert in_thread(recorder.claim_thread)
 
 
-def test_nobody_records_after_the_end() -> None:
+def test_nothing_is_recorded_after_the_end() -> None:
     recorder = Recorder(Clock())
     recorder.thread = CLOSED
     assert not recorder.claim_thread() and not recorder.claim_thread(steps=False)

@@ -92,7 +92,7 @@ def test_a_process_that_stands_still_says_where_and_forgets_it_with_the_next_ste
     train()
     clock.sleep_ms(9_000)
     assert noted() is None
-    with watch.phase("eval"):  # also where nobody knows how long it may take
+    with watch.phase("eval"):  # also where it is not known how long it may take
         clock.sleep_ms(11_000)
         found = noted()
         assert found is not None and found.collectives == (wire.Collective("a", 3, "b", True),)

@@ -287,7 +287,7 @@ def test_a_server_that_does_not_answer_delays_the_end_by_no_more_than_its_limit(
 
 
 @pytest.mark.parametrize(("is_first_rank", "output"), [(True, 1), (False, 0)])
-def test_a_run_without_a_tracker_is_told_once(
+def test_a_run_without_a_tracker_is_reported_once(
     live: Make, caplog: pytest.LogCaptureFixture, is_first_rank: bool, output: int
 ) -> None:
     log, _ = live("auto")

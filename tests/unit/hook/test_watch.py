@@ -72,7 +72,7 @@ def test_a_report_inside_a_step_adds_the_open_part_and_says_so(watch: Watch, clo
     assert watch.report().provisional == {}
 
 
-def test_samples_are_counted_from_the_batch_or_as_told(watch: Watch, clock: Clock) -> None:
+def test_samples_are_counted_from_the_batch_or_as_declared(watch: Watch, clock: Clock) -> None:
     for _ in watch.steps([[Batch(32), Batch(1)], {"x": Batch(32)}, (Batch(7),)]):
         clock.sleep_ms(1)
     assert watch.report().samples == 71
@@ -80,7 +80,7 @@ def test_samples_are_counted_from_the_batch_or_as_told(watch: Watch, clock: Cloc
     assert watch.report().samples == 101
 
 
-def test_samples_nobody_knows_are_none(watch: Watch, clock: Clock) -> None:
+def test_unknown_samples_are_none(watch: Watch, clock: Clock) -> None:
     loop(watch, clock)
     assert watch.report().samples is None
 
@@ -239,7 +239,7 @@ def test_quiet_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_stderr_that_is_gone_harms_nobody(
+def test_a_stderr_that_is_gone_does_no_harm(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch = fake_watch(clock, monkeypatch, quiet=False)
@@ -306,7 +306,7 @@ def test_batches_and_loaders_that_fail_when_looked_at_are_trained_on(
     assert watch._publisher.accounts.failures == 4
 
 
-def test_an_agent_that_cannot_be_told_does_not_stop_the_ledger(
+def test_an_agent_that_cannot_be_reached_does_not_stop_the_ledger(
     watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher = watch._publisher
@@ -443,10 +443,10 @@ def test_only_the_process_that_made_it_ends_it(watch: Watch, monkeypatch: pytest
     assert not watch.session.closed
 
 
-# What the agent is told ---------------------------------------------------------------------------------------------
+# What the agent receives --------------------------------------------------------------------------------------------
 
 
-def test_steps_are_told_with_totals_that_close(watch: Watch, clock: Clock) -> None:
+def test_steps_are_reported_with_totals_that_close(watch: Watch, clock: Clock) -> None:
     sender = connect(watch)
     loop(watch, clock)
     turn(watch, hello=True)
@@ -497,7 +497,7 @@ def test_an_agent_that_is_away_gets_a_minute_of_records_and_the_count_of_older_o
     assert messages[0].first_step == 1500 - rows
 
 
-def test_ten_thousand_steps_a_second_are_told_without_loss_in_bounded_messages(watch: Watch, clock: Clock) -> None:
+def test_ten_thousand_steps_a_second_are_reported_without_loss_in_bounded_messages(watch: Watch, clock: Clock) -> None:
     sender = connect(watch)
     loop(watch, clock, 10_000)
     turn(watch)
@@ -542,7 +542,7 @@ def test_a_phase_in_every_step_does_not_flood_the_agent(watch: Watch, clock: Clo
     assert len(sender.frames) == 2  # a Hello and one message
 
 
-def test_a_hello_that_nobody_took_is_said_again_at_once(watch: Watch, clock: Clock) -> None:
+def test_a_hello_that_was_not_received_is_sent_again_at_once(watch: Watch, clock: Clock) -> None:
     sender = connect(watch)
     sender.connected = False
     turn(watch, hello=True)

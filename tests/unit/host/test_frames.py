@@ -221,7 +221,7 @@ def in_python() -> None:
     sum(i * i for i in range(200_000))
 
 
-def test_python_code_of_the_user_s_is_told_from_operators_of_torch_by_the_interpreters_lock() -> None:
+def test_python_code_of_the_user_s_is_distinguished_from_operators_of_torch_by_the_interpreters_lock() -> None:
     done, frames = threading.Event(), OwnFrames()
 
     def work() -> None:

@@ -20,7 +20,7 @@ MS = 1_000_000
 
 
 class Loop:
-    """A training loop on a fake device, told by hand."""
+    """A training loop on a fake device, driven by hand."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()

@@ -16,7 +16,7 @@ MS = 1_000_000
 
 
 class Training:
-    """Steps on a fake device, each told by (wait, host, launch, after), in ms."""
+    """Steps on a fake device, each described by (wait, host, launch, after), in ms."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(0)

@@ -52,7 +52,7 @@ def test_a_mixture_of_nothing_is_unknown() -> None:
     assert ledger.totals_ns[UNKNOWN] == 40
 
 
-def test_time_between_two_processes_is_nobodys() -> None:
+def test_time_between_two_processes_belongs_to_none() -> None:
     ledger = Ledger(10)
     ledger.book(COMPUTE, 30)
     ledger.shift(1000)

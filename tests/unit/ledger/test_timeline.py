@@ -131,7 +131,7 @@ def test_pauses_between_passes_have_their_true_share_however_long_the_passes(
 
 
 def test_pauses_that_do_not_matter_are_not_made_to_by_what_is_kept() -> None:
-    """1 s in passes of 2,000 steps of 50 ms is 1% of the time; all 20 pauses beside the last 2,048 steps would be 16%."""
+    """1 s in passes of 2,000 steps of 50 ms is 1% of the time; all 20 pauses with the last 2,048 steps would be 16%."""
     accounts = long_run(20, 2000, pause_ms=1000, compute_ms=50)
     window, _ = accounts.window(accounts.recorder.clock())
     assert epoch_start_pause(window) is None

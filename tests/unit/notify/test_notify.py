@@ -83,7 +83,7 @@ class Post:
         return {sample.metric.split("_", 1)[1]: sample.value for sample in self.notifier.samples()}
 
 
-def test_it_is_told_once_after_its_hold_with_evidence_cause_and_advice() -> None:
+def test_it_is_reported_once_after_its_hold_with_evidence_cause_and_advice() -> None:
     post = Post()
     assert post.look(119, [finding()]) == []
     assert post.look(121) == ["[warning] GpuStarved on n1"]
@@ -112,14 +112,14 @@ def test_another_cause_of_the_same_family_is_no_new_alert() -> None:
     assert len(post.look(140, [finding("input_cpu_saturated", since_s=START_S + 140)])) == 1
 
 
-def test_what_goes_before_its_hold_is_never_told() -> None:
+def test_what_goes_before_its_hold_is_never_reported() -> None:
     post = Post()
     post.look(60, [finding()])
     post.look(70, [])
     assert post.look(150, [finding(since_s=START_S + 140)]) == []
 
 
-def test_it_is_held_and_then_told_as_resolved_once() -> None:
+def test_it_is_held_and_then_reported_as_resolved_once() -> None:
     post = Post()
     post.look(130, [finding()])
     assert len(post.look(1029, [])) == 1
@@ -134,7 +134,7 @@ def test_one_that_comes_and_goes_within_the_hold_is_one_alert() -> None:
     assert [title for title, _ in post.got] == ["[warning] GpuStarved on n1"]
 
 
-def test_it_is_told_again_while_it_goes_on() -> None:
+def test_it_is_reported_again_while_it_goes_on() -> None:
     post = Post(repeat_s=3600.0)
     post.look(130, [finding()])
     assert len(post.look(3700)) == 1
@@ -162,7 +162,7 @@ def test_only_what_is_critical_where_that_was_asked_for() -> None:
     assert post.look(1000, [finding(), finding("stalled")]) == ["[critical] RunStalled on n1"]
 
 
-def test_a_lost_run_and_a_lost_gpu_are_told() -> None:
+def test_a_lost_run_and_a_lost_gpu_are_reported() -> None:
     post = Post()
     post.runs = [lost_run(user="alice")]
     post.gpus = (7.0, 8.0)
@@ -171,7 +171,7 @@ def test_a_lost_run_and_a_lost_gpu_are_told() -> None:
     assert "1 GPU fell off the bus" in next(body for title, body in post.got if "GpuLost" in title)
 
 
-def test_a_lost_run_whose_end_is_known_is_told_with_it() -> None:
+def test_a_lost_run_whose_end_is_known_is_reported_with_it() -> None:
     killed = finding(
         "training_killed",
         1.0,
@@ -214,7 +214,7 @@ def test_one_that_cannot_be_delivered_for_a_day_is_dropped_and_counted() -> None
     assert post.counters["notifications_waiting"] == 0
 
 
-def test_a_restart_remembers_what_was_told_and_what_waits(tmp_path: Path) -> None:
+def test_a_restart_remembers_what_was_sent_and_what_waits(tmp_path: Path) -> None:
     path = tmp_path / "history.db.notify.json"
     first = Post(path)
     first.look(130, [finding()])
@@ -226,7 +226,7 @@ def test_a_restart_remembers_what_was_told_and_what_waits(tmp_path: Path) -> Non
     assert second.counters["notifications_sent_total"] == 2
 
 
-def test_letters_for_a_receiver_that_is_gone_are_let_go(tmp_path: Path) -> None:
+def test_notifications_for_a_receiver_that_is_gone_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "state"
     first = Post(path)
     first.works = False
@@ -252,7 +252,7 @@ def test_the_file_holds_no_secret(tmp_path: Path) -> None:
     assert "secret" not in path.read_text()
 
 
-def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
+def test_a_damaged_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_text('{"standing": 3')
     assert Post(path).look(130, [finding()]) == ["[warning] GpuStarved on n1"]
@@ -273,7 +273,7 @@ def test_a_sender_that_raises_and_an_old_snapshot_stop_nothing() -> None:
     assert [title for title, _ in post.got] == ["[warning] GpuStarved on n1"]
 
 
-def test_an_xid_is_told_at_once_and_once_but_not_an_old_one_or_a_program_s() -> None:
+def test_an_xid_is_reported_at_once_and_once_but_not_an_old_one_or_a_program_s() -> None:
     post = Post()
     gpu, other, third = ("0", "GPU-a"), ("1", "GPU-b"), ("2", "GPU-c")
     post.samples = [
@@ -286,7 +286,7 @@ def test_an_xid_is_told_at_once_and_once_but_not_an_old_one_or_a_program_s() -> 
     assert post.look(200) == ["[critical] GpuXid on n1"]
 
 
-def test_a_shm_that_is_nearly_full_is_told_after_a_minute_of_it() -> None:
+def test_a_shm_that_is_nearly_full_is_reported_after_a_minute_of_it() -> None:
     post = Post()
     post.samples = [
         Sample("gpuwatch_shm_size_bytes", 100, ("host",)), Sample("gpuwatch_shm_used_bytes", 94, ("host",)),

@@ -145,7 +145,7 @@ def test_group_that_went_with_its_process_version_1_leaves_the_nodes_count(tmp_p
     assert found is not None and (found.where, found.kills, found.limit_bytes) == ("node", 3, 512 * MIB)
 
 
-def test_nothing_is_said_where_no_count_is_told(tmp_path: Path) -> None:
+def test_nothing_is_reported_where_no_count_is_reported(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.remove_group()
     for path in (f"{node.job}/memory.events", "proc/vmstat"):

@@ -34,7 +34,7 @@ STATIC_UID = UID.replace("-", "")
         ("", Owner()),
         (f"0::/system.slice/docker-{ID}.scope", Owner(container_id=ID)),
         (f"12:memory:/docker/{ID}\n3:cpu,cpuacct:/docker/{ID}\n0::/", Owner(container_id=ID)),
-        (f"0::/../../docker-{ID}.scope", Owner(container_id=ID)),  # seen from a cgroup namespace beside it
+        (f"0::/../../docker-{ID}.scope", Owner(container_id=ID)),  # seen from a sibling cgroup namespace
         (
             f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container",
             Owner(container_id=ID),
@@ -165,7 +165,7 @@ def test_number_that_is_given_again_is_looked_up_again(tmp_path: Path) -> None:
     assert node.book.owner(7).job == "2"
 
 
-def test_process_that_is_gone_or_not_to_be_seen_is_nobodys(tmp_path: Path) -> None:
+def test_process_that_is_gone_or_not_to_be_seen_has_no_owner(tmp_path: Path) -> None:
     node = Node(tmp_path)
     assert node.book.owner(7) == NO_OWNER
     (tmp_path / "8").mkdir()

@@ -74,7 +74,9 @@ def test_container_process_is_searched_for_once_in_five_turns(
     assert len(searches) == 4
 
 
-def test_gpu_process_that_has_ended_is_told_from_one_that_cannot_be_seen(table: ProcessTable, tmp_path: Path) -> None:
+def test_gpu_process_that_has_ended_is_distinguished_from_one_that_cannot_be_seen(
+    table: ProcessTable, tmp_path: Path
+) -> None:
     put(tmp_path, 1)
     put(tmp_path, 2)
     assert table.ended({1, 2, 3}) == set()

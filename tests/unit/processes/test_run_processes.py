@@ -200,7 +200,7 @@ def test_root_group_and_one_that_cannot_be_found_say_nothing(node: Node, cgroup:
     assert node.groups(a_run()) == {}
 
 
-def test_group_that_ranks_share_is_told_once(node: Node) -> None:
+def test_group_that_ranks_share_is_reported_once(node: Node) -> None:
     for pid in (4711, 4712, 4713):
         node.put(pid)
         node.group("0::/job\n" if pid < 4713 else "0::/other\n", pid=pid, memory__current=f"{pid}\n")

@@ -1,4 +1,4 @@
-"""A source that knows what a test tells it: one run of 100 steps, 60 ms of wait and 40 ms of compute each."""
+"""A source with the data that a test gives it: one run of 100 steps, 60 ms of wait and 40 ms of compute each."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def steps(count: int, wait_s: float, compute_s: float, **columns: list[Any]) -> 
     return LastSteps(**{**plain, **columns})
 
 
-def condensed(buckets: int, size: int, old: int = 0, **device: float) -> Steps:
+def downsampled(buckets: int, size: int, old: int = 0, **device: float) -> Steps:
     """Return /api/v1/runs/{run}/steps?points=: buckets of equal steps of 60 + 40 ms, the first of them long ago."""
     marks = {"p5": 0.09, "p50": 0.1, "p95": 0.2}
     means = {"data_wait_s": 0.06, "transfer_s": 0.0, "compute_s": 0.04, **device}
@@ -108,9 +108,9 @@ class FakeSource:
         taken: LastSteps | None = None,
         findings: list[dict[str, Any]] | None = None,
         series: Mapping[str, list[dict[str, Any]]] | None = None,
-        condensed: Steps | None = None,
+        downsampled: Steps | None = None,
     ) -> None:
-        self._condensed = condensed
+        self._downsampled = downsampled
         self._runs = [run()] if runs is None else runs
         self._taken = steps(100, 0.060, 0.040) if taken is None else taken
         self._findings = msgspec.convert(findings or [], list[Finding])
@@ -126,8 +126,8 @@ class FakeSource:
         return self._taken if self._taken.time_s else None
 
     def steps(self, run: str, rank: int, points: int) -> Steps | None:
-        if self._condensed is not None or not self._taken.time_s:
-            return self._condensed
+        if self._downsampled is not None or not self._taken.time_s:
+            return self._downsampled
         return each(self._taken)
 
     def findings(self, run: str) -> list[Finding]:

@@ -25,7 +25,7 @@ def report(
     return gather(source, "last", START_S + 100)
 
 
-def test_what_was_promised_stands_beside_what_came() -> None:
+def test_what_was_predicted_is_shown_with_what_was_achieved() -> None:
     found = compare(report(0.060, [FINDING]), report(0.004, run="b", name="b"))
     assert found.speedup == pytest.approx(100 / 44)
     assert found.prediction is not None
@@ -37,7 +37,7 @@ def test_what_was_promised_stands_beside_what_came() -> None:
     assert found.share_change["input_wait"] == pytest.approx(4 / 44 - 0.6)
 
 
-def test_a_cause_that_is_still_there_is_said() -> None:
+def test_a_cause_that_is_still_there_is_named() -> None:
     found = compare(report(0.060, [FINDING]), report(0.050, [FINDING]))
     assert found.prediction is not None and not found.prediction.gone
 

@@ -1,4 +1,4 @@
-"""A report made from a source: numbers checked against what the source was told."""
+"""A report made from a source: numbers checked against what the source was given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwatch.tools.reports.display import energy
 from gpuwatch.tools.reports.gather import gather, last_two
 from gpuwatch.tools.reports.model import RunReport, from_json, when
 from gpuwatch.tools.reports.page import as_html, as_markdown
-from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, condensed, run, steps
+from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, downsampled, run, steps
 
 NOW_S = START_S + 100
 
@@ -73,7 +73,7 @@ def test_step_times_leave_first_batches_out() -> None:
     assert len(found.block_means_s) == 20
 
 
-def test_steps_that_the_device_measured_are_told_by_its_clock() -> None:
+def test_steps_that_the_device_measured_are_reported_by_its_clock() -> None:
     on_device = steps(
         50,
         0.060,
@@ -101,7 +101,7 @@ def test_a_run_without_steps_has_no_step_time() -> None:
 
 def long_run(old: int = 0, **device: float) -> RunReport:
     taken = replace(steps(20_000, 0.060, 0.040), first_step=1_180_000)
-    source = FakeSource([run(steps=1_200_000)], taken, condensed=condensed(120, 10_000, old, **device))
+    source = FakeSource([run(steps=1_200_000)], taken, downsampled=downsampled(120, 10_000, old, **device))
     return gather(source, "resnet", NOW_S)
 
 
@@ -143,7 +143,7 @@ def test_a_run_whose_records_all_came_but_a_few_is_whole() -> None:
 
 def test_a_run_of_which_no_single_steps_are_kept_has_a_plot_of_means() -> None:
     report = gather(
-        FakeSource([run(steps=1200)], steps(0, 0.0, 0.0), condensed=condensed(12, 100, old=12)), "resnet", NOW_S
+        FakeSource([run(steps=1200)], steps(0, 0.0, 0.0), downsampled=downsampled(12, 100, old=12)), "resnet", NOW_S
     )
     assert report.step_time is None and report.steps_over_time.means == 12
     assert report.plotted_steps == "means only: single steps from then are no longer stored"
@@ -186,7 +186,7 @@ def test_findings_of_one_cause_become_one_with_its_episodes() -> None:
     (found,) = gather(FakeSource(findings=[later, FINDING]), "resnet", NOW_S).findings
     assert found.episodes == ((START_S + 1, START_S + 9), (START_S + 20, START_S + 25))
     assert found.active_s == 13.0
-    assert found.ratio == 0.3  # what it said last
+    assert found.ratio == 0.3  # its last value
 
 
 def test_what_ended_the_run_comes_first_though_it_was_there_for_a_moment() -> None:

@@ -30,7 +30,7 @@ def test_the_page_says_what_matters_and_needs_nothing_else() -> None:
         "input-bound: 60% of the time training waited for data",
         "num_workers 4 → 10",
         "<b>up to 2.50×</b> the throughput",
-        "limit broken: input_wait is 60%",
+        "limit exceeded: input_wait is 60%",
         "100 ms",
         "tag team",
     ):

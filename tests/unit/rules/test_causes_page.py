@@ -69,16 +69,16 @@ def test_every_cause_has_its_row_and_no_other_has() -> None:
 def test_numbers_of_the_page_are_those_of_the_table() -> None:
     plain = Thresholds()
     numbers = {
-        "outside_torch": f"≥ {plain.input_share:.0%} of the time is between an optimizer step",
+        "outside_torch": f"≥ {plain.input_share:.0%} of the time passes between an optimizer step",
         "input_cpu_saturated": f"≥ {plain.cores_exhausted:.0%}",
         "input_disk": f"≥ {plain.worker_waiting:.0%}",
         "input_network": f"≥ {plain.network_bytes_per_s / 1e3:.0f} kB/s",
         "artificial_limit": f"≥ {plain.worker_waiting:.0%}",
-        "burst_every_n": f"(autocorrelation ≥ {plain.burst_correlation:.1f}), and falls on one step of each round: "
-        f"≥ {plain.burst_share:.0%}",
+        "burst_every_n": f"(autocorrelation ≥ {plain.burst_correlation:.1f}) and is concentrated in one step of each round "
+        f"(≥ {plain.burst_share:.0%}",
         "too_many_workers": f"≥ {plain.workers_per_core:g} workers per core fill ≥ {plain.cores_exhausted:.0%} of the "
         f"cores, and tasks wait for a CPU ≥ {plain.cpu_pressure:.0%}",
-        "epoch_start_pause": f"≥ {plain.first_batch_factor:.0f} × the median and ≥ {plain.first_batch_share:.0%}",
+        "epoch_start_pause": f"≥ {plain.first_batch_factor:.0f} × the median wait and ≥ {plain.first_batch_share:.0%}",
         "transfer_pageable": f"≥ {plain.transfer_share:.0%}",
         "transfer_pcie": f"≥ {plain.pcie_bytes_per_s / 1e9:.0f} GB/s",
         "host_bound": f"runs each kernel as it is launched in ≥ {plain.kept_up_share:.0%} of the steps",

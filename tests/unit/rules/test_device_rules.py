@@ -129,7 +129,7 @@ def test_heat_is_a_warning_and_the_power_limit_is_not() -> None:
     assert capped is not None and capped.severity == "info"
 
 
-def test_throttling_is_quiet_when_rare_or_idle_and_abstains_when_not_told() -> None:
+def test_throttling_is_quiet_when_rare_or_idle_and_abstains_when_not_reported() -> None:
     assert throttled(replace(HEALTHY, gpus=(gpu(throttled={"thermal": 0.2}),))) is None
     assert throttled(replace(STARVED, gpus=(gpu(throttled={"thermal": 1.0}),))) is None
     assert throttled(replace(HEALTHY, gpus=(gpu(),))) is None
@@ -179,7 +179,7 @@ def test_mfu_mismatch_fires_both_ways_stays_quiet_and_abstains() -> None:
     sparse = replace(HEALTHY, gpus=(busy,), flops=Flops(per_token=1e12, peak=1979e12), mfu_ratio=0.19)
     low = mfu_mismatch(sparse)
     assert low is not None and low.severity == "info" and low.ratio == pytest.approx(0.19)
-    assert low.title == "the declared MFU of 19% contradicts the tensor cores' activity: about 38%"
+    assert low.title == "the declared MFU of 19% contradicts the tensor cores' activity, which suggests about 38%"
     assert low.advice.startswith("set peak_flops to the dense peak")
     assert low.evidence[2].text == "peak_flops=1.979e+15; the dense 16-bit peak of this GPU's model is 9.895e+14"
     high = mfu_mismatch(replace(sparse, mfu_ratio=1.4))

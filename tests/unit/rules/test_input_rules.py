@@ -120,7 +120,7 @@ def test_single_process_abstains_without_the_loader_s_settings() -> None:
     assert input_single_process(replace(STARVED, loader=Loader())) is None
 
 
-def test_busy_workers_beside_idle_cores_want_more_workers() -> None:
+def test_busy_workers_and_idle_cores_want_more_workers() -> None:
     finding = input_cpu(replace(STARVED, worker_cpu_ratios=BUSY))
     assert finding is not None
     # 4 workers make a batch every 100 ms: one costs 400 ms, the step takes 40: ten of them, and 15 cores are free
@@ -210,7 +210,7 @@ def test_workers_on_a_timer_are_named() -> None:
     assert finding is not None and "no cause is proven" in finding.title
 
 
-def test_unexplained_is_quiet_on_a_healthy_loop_and_beside_a_proven_cause() -> None:
+def test_unexplained_is_quiet_on_a_healthy_loop_and_next_to_a_proven_cause() -> None:
     assert input_unexplained(HEALTHY) is None
     causes = [finding.cause for finding in diagnose(replace(STARVED, worker_cpu_ratios=BUSY))]
     assert causes == ["input_cpu"]

@@ -50,7 +50,7 @@ def test_a_run_whose_job_crashes_is_not_called_healthy() -> None:
         replace(JOB, saves=50),
         replace(JOB, repeated_s=60),
     ],
-    ids=["one interruption", "rare interruptions", "saved as it should be", "it saved when it was told to end"],
+    ids=["one interruption", "rare interruptions", "saved as it should be", "it saved when it was asked to end"],
 )
 def test_it_is_quiet(job: JobFacts) -> None:
     assert checkpoint_interval(Window(duration_s=60, job=job)) is None

@@ -60,7 +60,8 @@ def test_the_first_batch_of_a_single_pass_is_information_while_it_matters() -> N
     slow = window(replace(one, data_wait_s=(3.0, *one.data_wait_s[1:])))
     finding = epoch_start_pause(slow)
     assert finding is not None and finding.severity == "info" and finding.gain == ""
-    assert finding.title == "the first batch takes long" and "takes 3.0 s, later ones 1 ms" in finding.evidence[0].text
+    assert finding.title == "the first batch takes a long time"
+    assert "takes 3.0 s, later ones 1 ms" in finding.evidence[0].text
     assert finding.ratio == pytest.approx(2.999 / (3.0 + 99 * 0.001 + 100 * 0.040))
     assert epoch_start_pause(replace(slow, duration_s=600.0)) is None  # of whose steps only the last ones are kept
     long = steps(1000, 0.001, 0.040, firsts=(0,))
@@ -116,15 +117,19 @@ SPAWN = Place(SPAWNED, "", 0, 0.9)
 @pytest.mark.parametrize(
     ("place", "title", "advice"),
     [
-        (BUILD, "the first batch takes long: most of that is in D.build_index (data.py:41)", "shorten it: cache"),
-        (SPAWN, f"the first batch takes long: most of that is {SPAWNED}", "keep what each worker imports"),
+        (
+            BUILD,
+            "the first batch takes a long time: most of that is in D.build_index (data.py:41)",
+            "shorten it: cache",
+        ),
+        (SPAWN, f"the first batch takes a long time: most of that is {SPAWNED}", "keep what each worker imports"),
         (
             Place("imports", "", 0, 0.9),
-            "the first batch takes long: most of that is imports",
+            "the first batch takes a long time: most of that is imports",
             "shorten what a worker does",
         ),
-        (BUILD._replace(ratio=0.3), "the first batch takes long", "shorten what a worker does"),
-        (None, "the first batch takes long", "shorten what a worker does"),
+        (BUILD._replace(ratio=0.3), "the first batch takes a long time", "shorten what a worker does"),
+        (None, "the first batch takes a long time", "shorten what a worker does"),
     ],
 )
 def test_a_run_that_mostly_starts_says_so_first(place: Place | None, title: str, advice: str) -> None:
@@ -389,7 +394,7 @@ def test_passes_that_train_nothing_count_in_no_share() -> None:
     mixed = window(columns, states_s=states(columns) | {"input_wait": 40.5}, untrained_s={"input_wait": 40.0})
     assert mixed.share("input_wait") == pytest.approx(0.05)
     assert give_verdict(mixed).sentence.endswith(
-        "(excluding 40.0 s before training, from the first pass without an optimizer step)"
+        "(excluding 40.0 s from the first pass without an optimizer step until training began)"
     )
 
 

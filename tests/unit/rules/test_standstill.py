@@ -38,7 +38,7 @@ WAITS = Standstill("train (train.py:30)", (issued(6, pending=True),))
 def test_the_rank_that_is_behind_is_named_with_its_place_and_the_stacks_to_take() -> None:
     finding = diagnosed(WAITS, WAITS, Standstill("save (save.py:41)", (issued(5),)), WAITS)
     assert finding.rank == 2 and finding.title.endswith("the other ranks wait for rank 2")
-    text = "rank 2 has not issued all_reduce 6 of group default_pg 0, which other ranks wait in: it is in save (save.py:41)"
+    text = "rank 2 has not issued all_reduce 6 of group default_pg 0, in which other ranks wait: it is in save (save.py:41)"
     assert late(finding) == [text]
     assert "to see where rank 2 is blocked" in finding.advice
     assert finding.evidence[-1].text == "the training thread is inside a step, in train (train.py:30)"
@@ -73,7 +73,7 @@ def test_a_rank_that_waits_in_another_collective_of_the_same_number_is_named() -
     gathers = Standstill("", (issued(6, True, operation="all_gather"),))
     finding = diagnosed(WAITS, gathers, WAITS)
     assert finding.rank is None
-    text = "rank 1 has not issued all_reduce 6 of group default_pg 0, which other ranks wait in: it waits in all_gather 6 of group default_pg 0"
+    text = "rank 1 has not issued all_reduce 6 of group default_pg 0, in which other ranks wait: it waits in all_gather 6 of group default_pg 0"
     assert late(finding) == [text]
 
 
@@ -83,7 +83,7 @@ def test_a_rank_that_waits_in_another_collective_of_the_same_number_is_named() -
         (WAITS, WAITS),  # what they wait for is on another node
         (WAITS, None),  # it makes progress
         (Standstill("f (a.py:1)"), Standstill("f (a.py:1)")),  # no flight recorder
-        (Standstill("", (issued(6),)), Standstill("", (issued(5),))),  # nobody waits in a collective
+        (Standstill("", (issued(6),)), Standstill("", (issued(5),))),  # no rank waits in a collective
     ],
 )
 def test_no_rank_is_named_where_none_is_known_to_be_late(ranks: Any) -> None:
@@ -97,7 +97,7 @@ def test_of_many_late_ranks_three_are_named() -> None:
     assert finding.rank is None and len(late(finding)) == 3
 
 
-def test_while_a_rank_is_in_a_phase_only_one_that_is_known_to_be_waited_for_is_named_and_alerts_nobody() -> None:
+def test_while_a_rank_is_in_a_phase_only_one_that_is_known_to_be_waited_for_is_named_and_no_alert_is_raised() -> None:
     facts = tuple(RankFacts(rank, 9, 0.01, 0.0, 0.03, None, WAITS) for rank in range(2))
     window = replace(HEALTHY, stalled_s=60.0, activity="step", ranks=facts, may_wait_for_phase=True)
     assert stalled(window) is None

@@ -87,11 +87,11 @@ def test_two_slow_ranks_of_four_are_both_named_and_mending_one_gains_nothing() -
     "ranks",
     [
         (rank(0, 0.050, 0.050), rank(1, 0.051, 0.049)),  # equal
-        (rank(0, 0.010, 0.030), rank(1, 0.070, 0.030)),  # not in step: nobody waits
+        (rank(0, 0.010, 0.030), rank(1, 0.070, 0.030)),  # not in step: no rank waits
         (rank(0, 0.010, 0.092), rank(1, 0.020, 0.090)),  # later, but the others do not wait for it
     ],
 )
-def test_quiet_where_nobody_holds_up_anybody(ranks: tuple[RankFacts, ...]) -> None:
+def test_quiet_where_no_rank_delays_another(ranks: tuple[RankFacts, ...]) -> None:
     assert [straggler(of(number, *ranks)) for number in range(len(ranks))] == [None] * len(ranks)
 
 
@@ -102,7 +102,7 @@ def test_abstains_without_ranks_to_compare_with_or_with_too_few_steps() -> None:
     assert straggler(of(7, *SLOW_INPUT)) is None
 
 
-def test_what_makes_the_rank_late_is_told_and_hangs_under_it() -> None:
+def test_what_makes_the_rank_late_is_reported_and_hangs_under_it() -> None:
     starved = replace(
         STARVED, loader=Loader(num_workers=0), fetch_cpu_ratio=0.9, rank=1, ranks=SLOW_INPUT, world_size=4
     )

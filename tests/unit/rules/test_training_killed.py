@@ -20,12 +20,12 @@ def lost(oom: MemoryKills, **changes: object) -> Window:
     return replace(HEALTHY, oom=oom, **changes)  # type: ignore[arg-type]
 
 
-def test_a_kill_in_the_runs_own_group_is_told_with_limit_use_and_peak() -> None:
+def test_a_kill_in_the_runs_own_group_is_reported_with_limit_use_and_peak() -> None:
     finding = training_killed(lost(KILLED))
     assert finding is not None and finding.severity == "critical"
     assert finding.title == "the training process was killed by the OOM killer"
     assert [(e.what, e.value, e.text) for e in finding.evidence] == [
-        ("oom kills", 1, "the OOM killer has killed 1 process in its cgroup since its last message (oom_kill)"),
+        ("oom kills", 1, "the OOM killer killed 1 process in its cgroup since the run's last message (oom_kill)"),
         ("memory limit", 4 * GIB, "its cgroup is limited to 4 GiB"),
         ("memory used", 3 * GIB, "3 GiB were in use at the last sample, 75% of the limit"),
         ("memory peak", 4 * GIB, "the peak was 4 GiB"),
@@ -70,7 +70,7 @@ def test_without_a_limit_nothing_is_said_of_one() -> None:
     finding = training_killed(lost(MemoryKills("node", 3)))
     assert finding is not None and "give the job more memory (docker" in finding.advice
     assert [e.text for e in finding.evidence] == [
-        "the OOM killer has killed 3 processes on this node since its last message (oom_kill)"
+        "the OOM killer killed 3 processes on this node since the run's last message (oom_kill)"
     ]
 
 

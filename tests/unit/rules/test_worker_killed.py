@@ -35,7 +35,7 @@ def test_a_bus_error_before_the_first_batch_says_that_the_size_is_not_known() ->
     assert finding is not None and "no batch arrived" in finding.advice
 
 
-def test_a_bus_error_beside_a_roomy_dev_shm_is_something_else() -> None:
+def test_a_bus_error_with_a_roomy_dev_shm_is_something_else() -> None:
     finding = worker_killed(dead(SIGBUS))  # 54 MiB of 8 GiB
     assert (
         finding is not None and "although /dev/shm was not full" in finding.title and "shm-size" not in finding.advice
@@ -71,7 +71,7 @@ def test_what_was_free_right_after_tells_of_a_dev_shm_that_others_filled(
         (False, "but not by the OOM killer", "what sent SIGKILL"),
     ],
 )
-def test_sigkill_is_told_by_what_the_kernel_counted(oom: bool | None, title: str, advice: str) -> None:
+def test_sigkill_is_explained_by_what_the_kernel_counted(oom: bool | None, title: str, advice: str) -> None:
     finding = worker_killed(dead(SIGKILL, oom))
     assert finding is not None and finding.title.endswith(title) and advice in finding.advice
 
@@ -81,7 +81,7 @@ def test_a_kill_for_lack_of_memory_tells_the_kernels_count_and_the_limit() -> No
     assert finding is not None and "raise the job's memory limit of 4 GiB (docker run --memory=…" in finding.advice
     assert [(e.what, e.value, e.text) for e in finding.evidence] == [
         ("exit signal", 9, "worker pid 4711 ended with SIGKILL"),
-        ("oom kills", 2, "the OOM killer has killed 2 processes in that time (oom_kill); its cgroup is limited to 4 GiB"),
+        ("oom kills", 2, "the OOM killer killed 2 processes at that time (oom_kill); its cgroup is limited to 4 GiB"),
     ]  # fmt: skip
     anywhere = worker_killed(dead(SIGKILL, True))
     assert anywhere is not None and "more memory (docker" in anywhere.advice and len(anywhere.evidence) == 1

@@ -1,4 +1,4 @@
-"""Rules about what loader workers stand at: each fires on its cause, stays quiet without it, abstains without its signal."""
+"""Rules about what loader workers are blocked on: each fires on its cause, stays quiet without it, abstains without its signal."""
 
 from __future__ import annotations
 
@@ -230,9 +230,9 @@ def test_the_function_that_workers_spend_their_fetches_in_is_named() -> None:
 
 
 def test_more_workers_are_only_said_not_to_help_where_the_cores_are_full() -> None:
-    """At 76% of the cores they were said not to help, and did: 1.27×."""
+    """At 76% of the cores they were reported not to help, and did: 1.27×."""
     given = replace(STARVED, worker_cpu_ratios=(0.95,) * 4)
-    for busy, words in ((0.76, "measure it (gpuwatch tune)"), (0.97, "more workers will not help")):
+    for busy, words in ((0.76, "measure the effect (gpuwatch tune)"), (0.97, "more workers will not help")):
         finding = input_cpu_saturated(replace(given, host=HostFacts(cpu_cores=4, cpu_busy_ratio=busy)))
         assert finding is not None and finding.advice.endswith(words)
 

@@ -23,7 +23,7 @@ def steps(
 
 
 def states(columns: StepColumns, **others: float) -> dict[str, float]:
-    """Return the ledger that the steps make, with other states beside it."""
+    """Return the ledger that the steps make, with other states added."""
     return {
         "input_wait": sum(columns.data_wait_s),
         "transfer": sum(columns.transfer_s),

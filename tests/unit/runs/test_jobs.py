@@ -604,7 +604,7 @@ def test_where_the_global_step_is_unknown_no_steps_are_said_to_be_done_again() -
 def test_what_an_attempt_after_a_good_end_took_is_no_part_of_coming_back() -> None:
     node = Node()
     attempt(node, 100, 60, first_step=0)  # killed at 108.0
-    attempt(node, 114, 20, first_step=40, bye=True)  # ends at 118.0, as it was told to
+    attempt(node, 114, 20, first_step=40, bye=True)  # ends at 118.0, as it was asked to
     attempt(node, 1000, 20, first_step=60)
     job = node.runs["run-a", 0].job
     assert job is not None and (job.interruptions, job.restart_s) == (1, pytest.approx(6 + 2))

@@ -332,7 +332,7 @@ def test_two_live_processes_with_one_run_and_rank_are_kept_apart(caplog: pytest.
     assert [run.counts.steps for run in book.runs.values()] == [10, 10]
     assert names == {"one": "run-a", "two": "run-a#2"}
     assert book.kept_apart == 1
-    assert len([record for record in caplog.records if "two live processes" in record.message]) == 1
+    assert len([record for record in caplog.records if "two processes" in record.message]) == 1
 
 
 def test_a_process_that_follows_a_dead_one_takes_over() -> None:

@@ -67,7 +67,7 @@ def test_a_minute_and_no_more_than_so_many_are_kept() -> None:
 
 
 @pytest.mark.parametrize("runs", [1, 800])
-def test_steps_that_nobody_reads_are_bounded(runs: int) -> None:
+def test_steps_that_are_not_read_are_bounded(runs: int) -> None:
     """The diagnosis reads them every few seconds."""
     hook, run, most = FakeHook(1000 * S), Run("run-a", 0, BOOT), min(KEPT, KEPT_OF_ALL // runs)
     for _ in range(300):

@@ -80,5 +80,5 @@ def test_a_child_that_never_runs_the_users_code_is_left_out() -> None:
 
 
 def test_what_is_no_profile_is_refused() -> None:
-    with pytest.raises(GpuwatchError, match="no profile"):
+    with pytest.raises(GpuwatchError, match="not a profile"):
         read_profile(b"<svg/>", 1)

@@ -1,4 +1,4 @@
-"""What is said where nothing can be looked at."""
+"""What is reported where nothing can be sampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra
 from gpuwatch.tools.stacks.spy import Target, check_readable, find_py_spy, take
 
 
-def test_without_py_spy_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_py_spy_the_pip_line_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingExtra, match=r"pip install 'gpuwatch-training\[stacks\]'"):
@@ -21,7 +21,7 @@ def test_without_py_spy_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch, tm
     assert find_py_spy() == tmp_path / "py-spy"
 
 
-def test_where_it_is_not_permitted_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_it_is_not_permitted_the_remedy_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/mem").write_text("")
     check_readable(7, tmp_path)
@@ -36,7 +36,7 @@ def test_where_it_is_not_permitted_the_remedy_is_said(monkeypatch: pytest.Monkey
         assert remedy in str(output.value)
 
 
-def test_a_process_that_is_gone_is_said(tmp_path: Path) -> None:
+def test_a_process_that_is_gone_is_reported(tmp_path: Path) -> None:
     with pytest.raises(GpuwatchError, match="pid 7 is gone"):
         check_readable(7, tmp_path)
 

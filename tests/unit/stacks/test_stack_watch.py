@@ -140,7 +140,7 @@ def test_findings_about_the_same_processes_share_a_look(tmp_path: Path) -> None:
     assert other_rank.stacks is None and spy.asked == [[100]]
 
 
-def test_a_finding_of_minutes_later_is_not_told_by_an_old_look(tmp_path: Path) -> None:
+def test_a_finding_of_minutes_later_is_not_explained_by_an_old_sample(tmp_path: Path) -> None:
     spy = Spy()
     watch, book, runs = world(tmp_path, spy), found(FindingTracker(), BURST, 0), ranks(0)
     watch.tick(runs, book, Table(), 4 * S, 4.0)

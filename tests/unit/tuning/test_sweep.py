@@ -189,7 +189,7 @@ def test_a_loader_that_always_fails_is_an_error_that_says_how() -> None:
         Machine(0.1, fails=failing("error", 0, 1, 2, 4)).sweep(**goal(0.04))
 
 
-def test_no_loader_at_all_is_told_at_once() -> None:
+def test_no_loader_at_all_is_reported_at_once() -> None:
     machine = Machine(0.1, fails=failing("no_loader", 0, 1))
     with pytest.raises(ConfigError, match=r"^it broke$"):
         machine.sweep(**goal(0.04))

@@ -1,4 +1,4 @@
-"""What a user may give, and what is told where it will not do."""
+"""What a user may give, and what is reported where it will not do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_function_is_found_by_module_by_file_and_within_a_class(directory: Pat
 @pytest.mark.parametrize(
     ("name", "code", "says"),
     [
-        ("tuned_b", "", "is no module:function; give e.g. train:make_loader"),
+        ("tuned_b", "", "is not MODULE:FUNCTION; give e.g. train:make_loader"),
         ("tuned_c:make", None, "no module 'tuned_c' in"),
         ("tuned_d.py:make", None, "there is no file tuned_d.py"),
         ("tuned_e:make", "def build(): ...", "tuned_e has no 'make'; it defines build"),
@@ -43,7 +43,7 @@ def test_a_function_is_found_by_module_by_file_and_within_a_class(directory: Pat
         ("tuned_h:make", "x = 1\ny = 1 / 0", "ZeroDivisionError: division by zero; "),
     ],
 )
-def test_what_cannot_be_loaded_is_told(directory: Path, name: str, code: str | None, says: str) -> None:
+def test_what_cannot_be_loaded_is_reported(directory: Path, name: str, code: str | None, says: str) -> None:
     if code is not None:
         (directory / f"{name.partition(':')[0]}.py").write_text(code)
     with pytest.raises(ConfigError) as caught:
@@ -70,6 +70,6 @@ def test_a_function_gets_the_settings_that_it_takes() -> None:
         (lambda pin_memory: None, "takes pin_memory but no num_workers"),
     ],
 )
-def test_what_makes_no_loader_is_told_before_anything_runs(given: object, says: str) -> None:
+def test_what_makes_no_loader_is_reported_before_anything_runs(given: object, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         target(given)

@@ -18,7 +18,7 @@ def totals(line: Timeline) -> dict[str, int]:
     return {state: ns for state, ns in line.ledger.totals_ns.items() if ns}
 
 
-def test_the_wait_is_taken_out_of_compute_and_told_with_the_step() -> None:
+def test_the_wait_is_taken_out_of_compute_and_reported_with_the_step() -> None:
     line = Timeline(0)
     steps = line.apply([(COMM, 60, 90), (STEP, 0, 100, 20, 10, 1, False)])
     assert totals(line) == {"input_wait": 20, "transfer": 10, "compute": 40, "comm_wait": 30}
@@ -61,7 +61,7 @@ def test_the_wire_has_the_column_only_where_it_was_measured(monkeypatch: pytest.
     assert ["comm_wait_ns" in names for names in columns] == [False, True]
 
 
-def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_measured_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     watch = fake_watch(Clock(), monkeypatch)
     model = object()
     with caplog.at_level(logging.WARNING):

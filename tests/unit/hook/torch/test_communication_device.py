@@ -190,7 +190,7 @@ def test_a_late_batch_on_one_rank_is_its_input_wait_and_the_others_comm_wait(ran
 
 
 @pytest.mark.parametrize("compute_s", [0.060, 0.006])
-def test_steps_that_accumulate_gradients_wait_for_nobody(ranks: list[Rank], compute_s: float) -> None:
+def test_steps_that_accumulate_gradients_wait_for_no_rank(ranks: list[Rank], compute_s: float) -> None:
     train(ranks, 400, lambda rank, step: compute_s * (1.5 if rank == 1 else 1.0), accumulate=4)
     check(ranks, tolerance=0.01)
     turn(ranks[0].watch)

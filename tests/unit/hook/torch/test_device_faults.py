@@ -89,7 +89,7 @@ def _preemptions(error: BaseException | None) -> int:
 
 
 class Training:
-    """A training that does what it is told, with a watch or without; `seen` is all that its user would notice."""
+    """A training that follows its instructions, with a watch or without; `seen` is all that its user would notice."""
 
     def __init__(self, clock: Clock, device: FakeDevice, watch: Watch | None) -> None:
         self.clock, self.device, self.watch = clock, device, watch
@@ -368,7 +368,7 @@ honest_steps = st.lists(
 
 
 class Honest(Training):
-    """A training whose device does as it is told."""
+    """A training whose device follows its instructions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = Clock()

@@ -126,7 +126,7 @@ def test_a_declared_step_finds_the_device_by_itself(monkeypatch: pytest.MonkeyPa
     assert report.states["input_wait"] == pytest.approx(2 * 0.008)  # of the steps before; all later waits were hidden
 
 
-def test_a_loader_that_copies_by_itself_is_told_apart_from_the_wait(rig: Rig) -> None:
+def test_a_loader_that_copies_by_itself_is_distinguished_from_the_wait(rig: Rig) -> None:
     def fetch_with_copy() -> None:
         with rig.watch.data():
             rig.clock.sleep_ms(20)
@@ -396,7 +396,7 @@ def ends(rig: Rig) -> tuple[float | None, float | None]:
 @pytest.mark.parametrize(
     "read", [lambda loss: loss.item(), float, int, bool, lambda loss: loss.tolist(), lambda loss: loss.cpu()]
 )
-def test_how_often_the_device_has_drained_and_results_are_read_back_is_told(rig: Rig, read: Any) -> None:
+def test_how_often_the_device_has_drained_and_results_are_read_back_is_reported(rig: Rig, read: Any) -> None:
     class OnDevice(torch.Tensor):
         is_cpu = False  # type: ignore[assignment]
 

@@ -84,7 +84,7 @@ def test_a_run_that_ends_for_lack_of_memory_gets_its_numbers_and_advice(
         text.count("out of GPU memory: at the peak 70 GiB in tensors, 78 GiB reserved by torch; a batch takes 33 MiB")
         == 1
     )
-    assert "torch.utils.checkpoint; much was reserved" in text and "GPUWATCH_OOM_SNAPSHOT=FILE" in text
+    assert "torch.utils.checkpoint; much of the reserved" in text and "GPUWATCH_OOM_SNAPSHOT=FILE" in text
     assert "  peak  70 GiB of GPU memory in tensors, 78 GiB reserved\n" in text
     metrics = watch.report().metrics()
     assert metrics["gpuwatch/memory_allocated_peak_bytes"] == 70 * GIB
@@ -132,7 +132,7 @@ def test_the_snapshot_is_opt_in_and_one_file_a_rank(
     monkeypatch.setenv("GPUWATCH_OOM_SNAPSHOT", str(tmp_path / "oom.pickle"))
     assert found("xpu") == [] and found("cuda") == ["records 100000"]
     for rank in (0, 2):
-        assert "What was live is in" in memory.explain(OutOfMemoryError, None, rank)
+        assert "The live allocations are in" in memory.explain(OutOfMemoryError, None, rank)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["oom.pickle", "oom.pickle.rank2"]
 
 

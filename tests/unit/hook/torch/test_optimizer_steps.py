@@ -30,7 +30,7 @@ TRAINED_NOTHING = Session.trained_nothing  # fake_watch replaces it
 
 
 class Training:
-    """A model, and time that passes where it is told to."""
+    """A model, and time that passes where it has to."""
 
     def __init__(self, monkeypatch: Any) -> None:
         self.clock = Clock()

@@ -140,7 +140,7 @@ def test_cuda_s_events_are_recorded_on_the_one_stream_by_the_functions_below_tor
 
 
 def test_an_event_never_makes_a_context_on_a_gpu_that_the_user_has_none_on() -> None:
-    """`torch.zeros(1, device="cuda:1")` without `set_device`: the current device is 0, and nobody has set that up."""
+    """`torch.zeros(1, device="cuda:1")` without `set_device`: the current device is 0, and it was not set up."""
     assert torch_events(Torch("cuda", contexts=(1,))) is None
     assert Event.made == []
 

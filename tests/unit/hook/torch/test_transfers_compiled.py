@@ -20,8 +20,8 @@ dynamo = pytest.importorskip("torch._dynamo")
 testing = pytest.importorskip("torch._dynamo.testing")
 
 
-class Told(torch.Tensor):
-    """A subclass that is told what is called."""
+class Recording(torch.Tensor):
+    """A subclass that records what is called."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,14 +87,14 @@ def reported(loop: Callable[[list[Any]], Iterable[Any]], call: Any, kind: Any, c
 
 
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
-@pytest.mark.parametrize("kind", [torch.Tensor, Told])
+@pytest.mark.parametrize("kind", [torch.Tensor, Recording])
 @pytest.mark.parametrize("whole", [True, False], ids=["fullgraph", "graph breaks"])
 def test_graphs_are_those_of_a_bare_loop(kind: Any, context: Any, whole: bool, watch: Watch) -> None:
     for name, call in FUNCTIONS.items():
         assert reported(watch.steps, call, kind, context, whole) == reported(iter, call, kind, context, whole), name
 
 
-@pytest.mark.parametrize("kind", [torch.Tensor, Told])
+@pytest.mark.parametrize("kind", [torch.Tensor, Recording])
 def test_what_was_compiled_before_is_not_compiled_again(kind: Any, watch: Watch) -> None:
     dynamo.reset()
     count = testing.CompileCounter()
@@ -141,7 +141,7 @@ def test_nothing_of_two_watches_is_there_while_torch_compiles(
     for size in range(2, 4):
         dynamo.reset()
         watch.session.torch_hooks._compiling.install(), other.session.torch_hooks._compiling.install()
-        torch.compile(FUNCTIONS["to a type"], backend=backend, fullgraph=True)(torch.ones(size).as_subclass(Told))
+        torch.compile(FUNCTIONS["to a type"], backend=backend, fullgraph=True)(torch.ones(size).as_subclass(Recording))
         assert "to" in torch.Tensor.__dict__
     assert seen == [False, False]
     loops.pop(0 if first_ends_first else 1)

@@ -59,7 +59,7 @@ def transferred_ms(watch: Watch) -> float:
     return watch._publisher.accounts.timeline.counts.phases_ns["transfer"] / MS
 
 
-def test_a_subclass_is_told_torchs_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subclass_receives_torchs_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = fake_watch(Clock(), monkeypatch)
     Recording.known.clear()
     for batch in watch.steps([of_type(Recording) for _ in range(3)]):
@@ -74,7 +74,7 @@ def test_a_subclass_is_told_torchs_own_function(monkeypatch: pytest.MonkeyPatch)
     assert "to" not in torch.Tensor.__dict__
 
 
-def test_modes_inside_modes_are_told_torchs_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_inside_modes_receive_torchs_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = fake_watch(Clock(), monkeypatch)
     known: list[bool] = []
     for batch in watch.steps([torch.ones(1)] * 3):
@@ -86,7 +86,7 @@ def test_modes_inside_modes_are_told_torchs_own_function(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", [Recording, torch.Tensor])
-def test_a_copy_that_torch_dispatches_anew_is_timed_once(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_torch_dispatches_again_is_timed_once(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     watch = fake_watch(clock, monkeypatch)
     reads = 0

@@ -1,4 +1,4 @@
-"""Was the cause named? One `Judged` for each program that has run."""
+"""Was the cause named? One `Evaluated` for each program that has run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .stage import ALARMS, Outcome
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What was said of a program, against the truth."""
+class Evaluated:
+    """The outcome of a program, compared with the truth."""
 
     outcome: Outcome
 
@@ -34,7 +34,7 @@ class Judged:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong with what was said, empty when nothing is."""
+        """What is wrong with the outcome; empty if nothing is."""
         program, outcome = self.outcome.program, self.outcome
         if outcome.failed is not None:
             return [outcome.failed]
@@ -80,7 +80,7 @@ class Judged:
         if outcome.skipped is not None:
             return f"| {program.name} | {causes} | {node} | | | | | not run: {outcome.skipped} |"
         first = f"`{self.first}`" if self.first else "nothing"
-        beside = ", ".join(f"`{cause}`" for cause in self.listed[1:])
+        others = ", ".join(f"`{cause}`" for cause in self.listed[1:])
         after = max((outcome.ever.get(cause, 0.0) for cause in program.causes), default=0.0)
         hook = list(
             dict.fromkeys(f["cause"] for f in outcome.hook if f["severity"] in ALARMS or f["cause"] in program.causes)
@@ -89,4 +89,4 @@ class Judged:
         if program.causes and not program.hook_sees:
             alone += " (takes an agent)"
         mark = "ok" if self.ok else "**" + "; ".join(self.faults) + "**"
-        return f"| {program.name} | {causes} | {node} | {first} | {beside} | {f'{after:.0f}' if after else ''} | {alone} | {mark} |"
+        return f"| {program.name} | {causes} | {node} | {first} | {others} | {f'{after:.0f}' if after else ''} | {alone} | {mark} |"
