@@ -1,6 +1,5 @@
 """The metric catalogue, which `metrics.yml` next to this file lists: every name that gpuwatch exports, once. Needs PyYAML, of the extras."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -15,8 +14,7 @@ When = Literal["always", "counted", "seen", "history", "full"]
 those that are "seen". "history": in the agent's history and API alone. "full": nowhere. With `--series full` all are everywhere, from 0 on."""
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One metric family."""
 
     name: str  # as a query names it: with `_total` for counters and `_info` for info metrics
@@ -25,6 +23,8 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     when: When = "always"
+    counter: str | None = None  # which of `wire.Counters` it is, where a hook counts it
+    needs: str | None = None  # which of those must be above 0 for the metric to be served; None: it always is
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):

@@ -16,8 +16,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from gpuwatch import api
 from gpuwatch.diagnosis.rules.progress import straggler
 from gpuwatch.ledger.states import GPU_STATES, HELD_IDLE, RUN_STATES, by_kind
-from gpuwatch.metrics import BY_NAME, GPU, RUN, Sample, labels_of
-from gpuwatch.tables import table
+from gpuwatch.metrics import BY_NAME, CATALOGUE, GPU, RUN, Sample, labels_of
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import gpu_owner
@@ -27,7 +26,7 @@ from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
 from gpuwatch_agent.runs.views import ActiveFinding
 from gpuwatch_agent.runs.window import THROTTLED
 
-_COUNTERS: Mapping[str, tuple[str, str | None]] = table("gpuwatch_agent", "exporter.yml")
+_COUNTERS = [(metric.name, metric.counter, metric.needs) for metric in CATALOGUE if metric.counter]
 
 
 def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[Sample]:
@@ -43,7 +42,7 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
         yield Sample("gpuwatch_phase_seconds_total", ns / 1e9, (*key, name))
     for name, ns in counts.breakdown_ns.items():
         yield Sample("gpuwatch_compute_breakdown_seconds_total", ns / 1e9, (*key, name))
-    for metric, (counter, needed) in _COUNTERS.items():
+    for metric, counter, needed in _COUNTERS:
         if needed is None or getattr(counts, needed):
             yield Sample(metric, getattr(counts, counter) / (1e9 if counter.endswith("_ns") else 1), key)
     has_workers = run.worker_cpu_s or workers.count(run)

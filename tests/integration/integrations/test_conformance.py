@@ -14,13 +14,6 @@ from tests.integration.integrations.loops import LOOPS
 
 pytestmark = pytest.mark.alone
 
-FRAMEWORKS = {
-    "lightning": "lightning.pytorch",
-    "transformers": "transformers",
-    "accelerate": "accelerate",
-    "ignite": "ignite",
-}
-
 
 def check(states: dict[str, float], truth: w.Truth, wall_s: float) -> None:
     """Demand the truth of a ledger: what a framework adds itself is compute, or outside of the steps."""
@@ -37,10 +30,15 @@ def check(states: dict[str, float], truth: w.Truth, wall_s: float) -> None:
     assert sum(states.values()) == pytest.approx(wall_s, abs=0.002 * wall_s + 0.005)  # making the Watch takes some ms
 
 
+def test_every_integration_has_its_loop() -> None:
+    loops = LOOPS.keys() - {"gpuwatch.watch", "Watch.step"}
+    assert loops == w.INTEGRATIONS.keys(), "add the workload in that framework to `LOOPS` in loops.py"
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_every_way_in_gives_the_same_ledger(name: str, truth: w.Truth, tmp_path: Path) -> None:
-    if name in FRAMEWORKS:  # imports take seconds, which two points of which would hide a lot
-        w.require(FRAMEWORKS[name])
+    if name in w.INTEGRATIONS:  # imports take seconds, which two points of which would hide a lot
+        w.require(name)
         importlib.import_module(f"gpuwatch.integrations.{name}")
     begin = time.perf_counter()
     with gpuwatch.Watch(run=name, quiet=True) as watch:

@@ -9,17 +9,15 @@ import pytest
 
 from tests.integration.integrations import workload as w
 
-ROOT = Path(__file__).parents[3]
 
-
-@pytest.mark.parametrize("package", ["lightning", "transformers", "accelerate", "ignite"])
+@pytest.mark.parametrize("package", w.INTEGRATIONS)
 @pytest.mark.filterwarnings("ignore:.*log_every_n_steps.*", "ignore:.*pin_memory.*:UserWarning")
 def test_an_example_trains_and_ends_with_its_verdict(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     w.require(package)
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / f"examples/train_{package}.py"), run_name="__main__")
+    runpy.run_path(str(w.ROOT / f"examples/train_{package}.py"), run_name="__main__")
     err = capsys.readouterr().err
     steps = 32 if package == "transformers" else 64
     assert f"gpuwatch · {package} example" in err
@@ -29,8 +27,8 @@ def test_an_example_trains_and_ends_with_its_verdict(
 
 
 def test_the_documentation_names_every_integration_and_example() -> None:
-    text = (ROOT / "docs/guides/integrations.md").read_text()
-    for path in sorted((ROOT / "examples").glob("train_*.py")):
+    text = (w.ROOT / "docs/guides/integrations.md").read_text()
+    for path in sorted((w.ROOT / "examples").glob("train_*.py")):
         assert f"examples/{path.name}" in text
-    for package in ("lightning", "transformers", "accelerate", "ignite"):
+    for package in w.INTEGRATIONS:
         assert f"gpuwatch.integrations.{package}" in text

@@ -7,20 +7,15 @@ import sys
 
 import pytest
 
+from gpuwatch.host.frames import may_be_users
+from tests.integration.integrations.workload import INTEGRATIONS
 
-@pytest.mark.parametrize(
-    ("integration", "missing", "line"),
-    [
-        ("lightning", ["lightning", "pytorch_lightning"], "pip install lightning"),
-        ("transformers", ["transformers"], "pip install transformers[torch]"),
-        ("accelerate", ["accelerate"], "pip install accelerate"),
-        ("ignite", ["ignite"], "pip install pytorch-ignite"),
-    ],
-)
-def test_a_missing_framework_is_named_with_its_pip_line(integration: str, missing: list[str], line: str) -> None:
+
+@pytest.mark.parametrize("integration", INTEGRATIONS)
+def test_a_missing_framework_is_named_with_its_pip_line(integration: str) -> None:
     code = f"""
 import sys, importlib
-for name in {missing!r}:
+for name in ("{integration}", "pytorch_lightning"):
     sys.modules[name] = None
 import gpuwatch
 try:
@@ -30,7 +25,13 @@ except gpuwatch.MissingExtra as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
-    assert line in done.stdout, done.stderr
+    assert f"pip install {INTEGRATIONS[integration]}" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("integration", INTEGRATIONS)
+def test_a_frameworks_own_code_is_not_the_users(integration: str) -> None:
+    file = f"/v/lib/python3.11/site-packages/{integration}/loop.py"
+    assert not may_be_users(file), "add the package to `_FRAMEWORKS` in gpuwatch/host/frames.py"
 
 
 def test_gpuwatch_imports_no_framework() -> None:

@@ -65,19 +65,9 @@ def run(directory: Path, command: Sequence[str], environment: Mapping[str, str] 
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    ("loop", "package"),
-    [
-        ("plain", "torch"),
-        ("watched", "torch"),
-        ("accelerate", "accelerate"),
-        ("lightning", "lightning"),
-        ("transformers", "transformers"),
-        ("ignite", "ignite"),
-    ],
-)
-def test_an_unchanged_script_has_the_ledger_of_a_watched_one(loop: str, package: str, tmp_path: Path) -> None:
-    w.need(package)
+@pytest.mark.parametrize("loop", ["plain", "watched", *w.INTEGRATIONS])
+def test_an_unchanged_script_has_the_ledger_of_a_watched_one(loop: str, tmp_path: Path) -> None:
+    w.need(loop if loop in w.INTEGRATIONS else "torch")
     done = run(tmp_path, [sys.executable, str(SCRIPT), loop, str(tmp_path)])
     assert done.code == 0, done.err
     truth = json.loads(next(line for line in done.out.splitlines() if line.startswith('{"input_wait"')))

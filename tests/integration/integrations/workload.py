@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from gpuwatch import Report
+
+ROOT = Path(__file__).parents[3]
+_SOURCES = "".join(path.read_text() for path in sorted((ROOT / "gpuwatch/integrations").glob("*.py")))
+INTEGRATIONS = dict(re.findall(r'raise MissingFramework\("(\w+)", "(.+?)"\)', _SOURCES))
+"""What pip installs of each framework, by the name of its integration, which is that of its package."""
 
 EPOCHS, BATCHES, BATCH_SIZE, EVAL_BATCHES = 2, 6, 4, 2
 STEPS, SAMPLES = EPOCHS * BATCHES, EPOCHS * BATCHES * BATCH_SIZE

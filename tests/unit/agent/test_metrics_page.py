@@ -88,7 +88,7 @@ def test_page_is_as_it_was(samples: list[Sample]) -> None:
     if os.environ.get("UPDATE_GOLDEN") == "1":
         GOLDEN.parent.mkdir(exist_ok=True)
         GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    assert text == GOLDEN.read_text(), "is it meant? `make golden` writes it again"
 
 
 def test_page_is_the_catalogue_and_nothing_else(samples: list[Sample]) -> None:
@@ -104,7 +104,7 @@ def test_both_formats_say_the_same(samples: list[Sample]) -> None:
 
     text = read(parse_text(page.body(False, False).decode()))
     assert text == read(parse_open_metrics(page.body(True, False).decode()))
-    assert len(text) == sum(not line.startswith("#") for line in GOLDEN.read_text().splitlines())
+    assert len(text) == sum(not line.startswith("#") for line in GOLDEN.read_text().splitlines()), "run `make golden`"
     assert text["gpuwatch_run_info", frozenset(_info_labels().items())] == 1
 
 

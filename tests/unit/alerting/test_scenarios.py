@@ -113,7 +113,7 @@ def test_traps_are_met_by_all_alerts_at_once() -> None:
         "gpuwatch_gpu_engine_active_ratio", "gpuwatch_gpu_shared_seconds_total", "gpuwatch_gpu_dram_bandwidth_ratio",
         "gpuwatch_finding_info", "gpuwatch_run_job_over",
     }  # fmt: skip
-    assert read - metrics == absent_when_all_is_well
+    assert read - metrics == absent_when_all_is_well, "add the series, as on a healthy node, to traps.yml"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yml")), ids=lambda path: path.stem)

@@ -134,6 +134,7 @@ def test_every_panel_is_on_a_dashboard_with_its_question() -> None:
     drawn = {(p["title"], p["description"]): p for name in NAMES for p in panels(name)}
     assert len(PANELS) > 60
     for panel in PANELS:
+        assert (panel.title, panel.question) in drawn, f"{panel.key} is on no dashboard: run `make golden`"
         built = drawn[panel.title, panel.question]
         assert len(built["targets"]) == len(panel.curves)
         assert built["fieldConfig"]["defaults"]["noValue"] == panel.empty

@@ -102,7 +102,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
 def test_the_roots_of_the_page_are_those_of_the_diagnosis() -> None:
     named = {name for name in re.findall(r"`([a-z_]+)`", ROOT_TABLE)} - {"root"}
     in_code = {name for cause in CAUSES if (roots := roots_of(cause)) for name in (cause, *roots)}
-    assert in_code == named
+    assert in_code == named, "run `make golden`"
 
 
 @pytest.mark.parametrize("alert", sorted({rule.runbook for rule in RULES}))

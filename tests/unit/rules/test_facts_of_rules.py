@@ -86,7 +86,9 @@ def test_no_cause_is_a_consequence_of_itself_through_others() -> None:
 
 def test_the_most_telling_root_comes_first() -> None:
     assert roots_of("stalled") == ("hung", "shm_exhaustion")
-    assert roots_of("burst_every_n")[:2] == ("input_single_process", "input_handover")
+    roots = roots_of("burst_every_n")
+    assert roots.index("input_single_process") < roots.index("input_handover") and len(roots) > 8
+    assert list(roots) == sorted(roots, key=CAUSES.index), "as in `RULES`"
     assert roots_of("input_unexplained") == ("stalled",), "what explains a fallback replaces it"
     assert [each.cause for each in RULES if each.fallback] == ["input_unexplained"]
     assert [each.cause for each in RULES if each.ends_run] == ["worker_killed", "training_killed"]
