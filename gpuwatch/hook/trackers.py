@@ -183,11 +183,6 @@ def follow_cells(shell: Any, begins: Callable[[], None], ends: Callable[[], None
     return lambda: [shell.events.unregister(name, call) for name, call in calls.items()]
 
 
-def shell() -> Any:
-    """Return IPython's shell, if this program runs in one."""
-    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-
-
 def tracker_of(run: Any) -> Tracker:
     """Return how to log to a tracker's run, a SummaryWriter or a function. Raises: ConfigError for anything else."""
     if isinstance(run, Notebook):
