@@ -233,7 +233,7 @@ class Loop(Generic[T]):
     def _note_first(self, batch: Any) -> None:
         """Note what is read from a batch once per pass."""
         self._first = False
-        self.recorder.epoch_start = True
+        self.recorder.begin_epoch()
         if self.samples is None:
             self.samples = sample_counter(batch)
         if self._tokens is not None:
@@ -242,20 +242,20 @@ class Loop(Generic[T]):
             self._session.guard(self._session.first_batch, "reading a batch", self, batch)
             if not self._of_framework:
                 self._session.guard(self._session.torch_hooks.optimizer.first_step, "hooking torch", self.owner)
-                self.recorder.countdown = 1  # so that `ask` is called next
+                self.recorder.sample_after(1)  # so that `ask` is called next
 
     def _count(self, batch: T) -> None:
         """Set the open step's number of samples, where they are counted. The fast path has this inline."""
         if self.samples is not None:
             try:
-                self.recorder.samples = self.samples(batch)
+                self.recorder.set_samples(self.samples(batch))
             except Exception as error:
                 self.cannot_count(error)
 
     def cannot_count(self, error: Exception) -> None:
         """Counting this batch's samples has failed: stop counting."""
         self.samples = None
-        self.recorder.samples = UNKNOWN_SAMPLES
+        self.recorder.set_samples(UNKNOWN_SAMPLES)
         self._session.failed("counting a batch's samples", error)
 
     def _settle_level(self) -> None:

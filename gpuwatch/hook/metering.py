@@ -194,7 +194,7 @@ class Sampling:
     def is_due(self) -> bool:
         """Count a round of fast steps; return whether the next fetch is to be sampled."""
         left = self._recorder.countdown - SAMPLE_QUICK_EVERY
-        self._recorder.countdown = max(1, left)
+        self._recorder.sample_after(max(1, left))
         return left <= 0
 
     def sample(self, fetch: Callable[[], T]) -> T:
@@ -256,7 +256,7 @@ class Sampling:
         is_new = meter.visits < FIRST_VISITS  # the first steps of a run set its device up
         self.is_quick = fetch_ns < QUICK_FETCH_NS and not is_new
         every = 1 if is_new else SAMPLE_QUICK_EVERY if self.is_quick else SAMPLE_EVERY
-        self._recorder.countdown = every * meter.stretch
+        self._recorder.sample_after(every * meter.stretch)
 
     def _visit_device(self, now_ns: int) -> None:
         """Find a device that was set up by now, or visit the one that is known."""

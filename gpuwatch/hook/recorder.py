@@ -289,6 +289,18 @@ class Recorder:
         if self.steady is not None and self.begin_ns <= begin_ns:
             self.transfer_ns = before_ns + self.clock() - begin_ns
 
+    def set_samples(self, samples: int) -> None:
+        """Set the open step's number of samples."""
+        self.samples = events.known_count(samples)
+
+    def begin_epoch(self) -> None:
+        """The open step is the first of a pass over a loader."""
+        self.epoch_start = True
+
+    def sample_after(self, fetches: int) -> None:
+        """Sample the fetch, or declared step, that comes after so many."""
+        self.countdown = fetches
+
     # Any step, declared ones too ------------------------------------------------------------------------------------
 
     def enter_step(self, owner: object, samples: int, visit: Callable[[], None]) -> bool:

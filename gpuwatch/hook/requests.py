@@ -77,7 +77,7 @@ class Requests:
             else:
                 self._steps_left -= 1
             self._recorder.leave_steady()
-            self._recorder.countdown = 1
+            self._recorder.sample_after(1)
             if not self._steps_left:
                 self.end_trace()
         except Exception as error:

@@ -176,7 +176,7 @@ class Session:
         recorder, meter = self.recorder, self.recorder.meter
         meter.visits += 1
         every = SAMPLE_QUICK_EVERY if recorder.clock() - recorder.begin_ns < QUICK_FETCH_NS else SAMPLE_EVERY
-        recorder.countdown = 1 if meter.visits <= FIRST_VISITS else every
+        recorder.sample_after(1 if meter.visits <= FIRST_VISITS else every)
         self.guard(self.torch_hooks.begin_step)
         self.hand_over()
 

@@ -17,7 +17,6 @@ from gpuwatch.hook.session import Session
 from gpuwatch.hook.torch.communication import is_parallel
 from gpuwatch.hook.torch.patches import Patches, say_once
 from gpuwatch.hook.watch import StepContext, Watch, open_watches
-from gpuwatch.ledger.events import known_count
 
 T = TypeVar("T")
 _active: list[Training] = []
@@ -106,7 +105,7 @@ class Training:
                 self._count = sample_counter(batches[0]) or sample_count
             samples = [self._count(batch) for batch in batches]
             if min(samples) >= 0:  # else one is not known
-                self.session.recorder.samples = known_count(sum(samples))
+                self.session.recorder.set_samples(sum(samples))
         except Exception as error:  # a batch of an unknown kind
             pass_on(error)
             say_once(f"samples are not counted: {error!r}")
