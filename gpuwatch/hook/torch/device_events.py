@@ -36,6 +36,7 @@ def torch_events(torch: Any) -> TorchEvents | None:
         return None
 
 
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed; the exchange of modes puts in its place the one that was in force
 _made: list[Any] = []  # every event made in this process. None is ever destroyed: see `TorchEvents`.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_made))  # nor when the interpreter of a forked child ends
 # by device: events that no timeline holds any more
@@ -92,13 +93,10 @@ class TorchEvents:
         return event
 
     def ready(self, event: Any) -> bool:
-        return bool(self._ask(self._query, event))
+        return bool(self._query(event))
 
     def elapsed_ns(self, first: Any, second: Any) -> int:
-        return int(self._ask(self._elapsed_ms, first, second) * 1e6)
-
-    def _ask(self, question: Callable[..., Any], *events: Any) -> Any:
-        return question(*events)
+        return int(self._elapsed_ms(first, second) * 1e6)
 
     def release(self, event: Any) -> None:
         self._free.append(event)
@@ -157,11 +155,19 @@ class CudaEvents(TorchEvents):
             self.uuid = f"GPU-{self._torch.cuda.get_device_properties(self._device).uuid}"
         return True
 
-    def _ask(self, question: Callable[..., Any], *events: Any) -> Any:
-        mode = ctypes.byref(ctypes.c_int(2))  # cudaStreamCaptureModeRelaxed, replaced by the mode that was in force
+    def ready(self, event: Any) -> bool:
+        mode = ctypes.byref(ctypes.c_int(_RELAXED))
         self._exchange_mode(mode)
         try:
-            return question(*events)
+            return bool(self._query(event))
+        finally:
+            self._exchange_mode(mode)
+
+    def elapsed_ns(self, first: Any, second: Any) -> int:
+        mode = ctypes.byref(ctypes.c_int(_RELAXED))
+        self._exchange_mode(mode)
+        try:
+            return int(self._elapsed_ms(first, second) * 1e6)
         finally:
             self._exchange_mode(mode)
 
