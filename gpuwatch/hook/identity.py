@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -242,16 +243,7 @@ def _parent() -> int | None:
     return None if parent is None else parent.pid
 
 
-class _TorchSteps:
-    """Whether an optimizer of torch has made a step in this process."""
-
-    seen = False
-
-    def note(self, *_: Any) -> None:
-        self.seen = True
-
-
-torch_steps = _TorchSteps()
+torch_steps = SimpleNamespace(seen=False)  # whether an optimizer of torch has made a step in this process
 
 
 def asynchronous_framework() -> str | None:
@@ -264,7 +256,11 @@ def asynchronous_framework() -> str | None:
         if initialized is None:
             return "jax"
         if initialized():
-            return f"jax:{_jax_platform(sys.modules['jax'])}"
+            jax: Any = sys.modules["jax"]
+            platform = str(jax.default_backend())
+            if platform == "gpu":
+                platform = "rocm" if "rocm" in str(jax.devices()[0].client.platform_version).lower() else "cuda"
+            return f"jax:{platform}"
     context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
     if context is None or not getattr(context, "_initialized", True):
         return None
@@ -272,10 +268,3 @@ def asynchronous_framework() -> str | None:
     if devices and all(device.device_type == "CPU" for device in devices):
         return None
     return "tensorflow"
-
-
-def _jax_platform(jax: Any) -> str:
-    platform = str(jax.default_backend())
-    if platform != "gpu":
-        return platform
-    return "rocm" if "rocm" in str(jax.devices()[0].client.platform_version).lower() else "cuda"

@@ -122,20 +122,21 @@ class OomKills:
 
     def __init__(self, procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
         self._procfs, self._groups = procfs, folders("memory", procfs, sysfs)
-        self._before = self._counts()
+        self._before = self._count()
 
     def grown(self) -> int | None:
-        """Return how many there were since this was made, by the group's own count if there is one; None where no count can be read."""
-        grown = (now - (then or 0) for now, then in zip(self._counts(), self._before, strict=True) if now is not None)
-        return next((max(0, count) for count in grown), None)
+        """Return how many there were since this was made; None where no count can be read."""
+        count = self._count()
+        return None if count is None else max(0, count - (self._before or 0))
 
     def limit_bytes(self) -> int | None:
         """Return the memory limit of the control group; None where it has none."""
         room = memory_room(self._groups)
         return None if room is None else room.limit_bytes
 
-    def _counts(self) -> tuple[int | None, int | None]:
-        return oom_kills(self._groups), oom_kills_on_node(self._procfs)
+    def _count(self) -> int | None:
+        of_group = oom_kills(self._groups)
+        return oom_kills_on_node(self._procfs) if of_group is None else of_group
 
 
 def deaths(workers: Iterable[Any], kills: OomKills, shm: Path = Path("/dev/shm")) -> tuple[WorkerDeath, ...]:

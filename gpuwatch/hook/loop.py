@@ -118,9 +118,9 @@ class Loop(Generic[T]):
             return self._moved(self.fetch())
         if recorder.steady is owner:
             if not self._sampling.is_due():
-                return take_fast(self)
+                return self._take_fast()
             if recorder.meter.visits & 1:  # this sample only meters the hook
-                return self._sampling.meter(take_fast, self)
+                return self._sampling.meter(self._take_fast)
         if recorder.steady is not None:
             recorder.leave_steady()
         # While a `data()` or `transfer()` is open the activity is another one.
@@ -143,6 +143,11 @@ class Loop(Generic[T]):
         batch = self.got_batch(batch, recorder.clock())
         if is_sampled:
             self._sampling.note_cost()
+        return batch
+
+    def _take_fast(self) -> T:
+        """Take one step by the fast path, which was due to be sampled."""
+        batch: T = self.recorder.fast_path(self)(False)
         return batch
 
     def got_batch(self, batch: T, at_ns: int) -> T:
@@ -312,12 +317,6 @@ class Loop(Generic[T]):
             if recorder.step_owner is self.owner and recorder.active_timeline is None:
                 recorder.end_step(recorder.clock())
             self._session.end_pass(self, self.training)
-
-
-def take_fast(loop: Loop[T]) -> T:
-    """Take one step by the fast path, which was due to be sampled."""
-    batch: T = loop.recorder.fast_path(loop)(False)
-    return batch
 
 
 def _with_tokens(

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpuwatch.hook.recorder import Recorder
     from gpuwatch.wire import Loader
 
-L = TypeVar("L")
 T = TypeVar("T")
 Call = Callable[[], None]
 
@@ -158,11 +157,10 @@ class FetchEvidence:
         ready = ready_batches(iterator)
         if ready is None:
             return fetch
-        count_ready = ready
 
         def counted() -> Any:
             try:
-                count = count_ready()
+                count = ready()
             except Exception as error:  # a queue that was closed meanwhile, or that has no size
                 pass_on(error)
                 return fetch()
@@ -235,15 +233,15 @@ class Sampling:
             recorder.meter.note(own_ns, bool(recorder.meter.visits & 1), recorder.active_timeline is not None)
         self._after_batch()
 
-    def meter(self, take: Callable[[L], T], loop: L) -> T:
-        """Return the batch of `take(loop)`, a fast step, and meter the hook's time around the fetch."""
+    def meter(self, take: Callable[[], T]) -> T:
+        """Return the batch of `take`, a fast step, and meter the hook's time around the fetch."""
         recorder = self._recorder
         meter, clock = recorder.meter, recorder.clock
         owner = recorder.steady
         begin = clock()
         self._visit_device(begin)
         asked = clock()
-        batch = take(loop)
+        batch = take()
         answered = clock()
         wait_ns = recorder.batch_ready_ns - recorder.begin_ns
         self._set_rate(wait_ns)

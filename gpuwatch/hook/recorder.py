@@ -616,12 +616,9 @@ class Recorder:
         self.leave_steady()
         self.resting = resting
         self.log.append((events.REST, resting))
-        if resting:
-            timeline.interrupt()
-            self.active_timeline = None
-        else:
+        self.active_timeline = None if resting else timeline
+        if not resting:
             timeline.start(self.clock())
-            self.active_timeline = timeline
 
     # What other threads read ----------------------------------------------------------------------------------------
 

@@ -101,7 +101,8 @@ class Session:
         if wanted is not None:
             self._log = trackers.LiveLog(wanted, *source)
             self.publisher.live.append(self._log)
-        if (shell := trackers.shell()) is not None:
+        shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if shell is not None:
             self._leave_cells = trackers.follow_cells(shell, self._begin_cell, self._end_cell)
         if not self.quiet and getattr(shell, "kernel", None) is not None:  # of a notebook: in a terminal it has none
             self._notebook = trackers.Notebook()

@@ -76,20 +76,19 @@ class MlflowRun(Tracker):
         super().__init__(str(run.info.run_id))
 
     def log(self, values: Values, report: Report) -> None:
-        self._batch({**values, **report.metrics()}, report.steps, synchronous=False)
-        self._client.set_tag(self.run, VERDICT, report.verdict.sentence, synchronous=False)
+        self._send({**values, **report.metrics()}, report, synchronous=False)
 
     def finish(self, report: Report, page: str) -> None:
-        self._batch(report.metrics(), report.steps, synchronous=True)
-        self._client.set_tag(self.run, VERDICT, report.verdict.sentence)
+        self._send(report.metrics(), report, synchronous=True)
         self._client.log_text(self.run, page, PAGE)
 
-    def _batch(self, values: Values, step: int, synchronous: bool) -> None:
+    def _send(self, values: Values, report: Report, synchronous: bool) -> None:
         from mlflow.entities import Metric  # type: ignore[import-not-found,unused-ignore]
 
         now_ms = int(time.time() * 1000)
-        metrics = [Metric(key, value, now_ms, step) for key, value in values.items()]
+        metrics = [Metric(key, value, now_ms, report.steps) for key, value in values.items()]
         self._client.log_batch(self.run, metrics=metrics, synchronous=synchronous)
+        self._client.set_tag(self.run, VERDICT, report.verdict.sentence, synchronous=synchronous)
 
 
 class TensorBoardWriter(Tracker):
@@ -182,11 +181,6 @@ def follow_cells(shell: Any, begins: Callable[[], None], ends: Callable[[], None
     for name, call in calls.items():
         shell.events.register(name, call)
     return lambda: [shell.events.unregister(name, call) for name, call in calls.items()]
-
-
-def shell() -> Any:
-    """Return IPython's shell, if this program runs in one."""
-    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def tracker_of(run: Any) -> Tracker:

@@ -113,7 +113,6 @@ class SendBuffer:
         self.frames: deque[tuple[bytes, int]] = deque()  # each with the number of steps in it, oldest first
         self.bytes = 0
         self.steps_dropped = 0
-        self.connect: Callable[[str, str | None], ZmqSender] = _zmq_sender
         self._where = where
         self._connected_to: tuple[str, str | None] | None = None
         self._refused = 0
@@ -134,10 +133,11 @@ class SendBuffer:
         if not over_tcp and (refused := endpoint.refused(where)):
             raise ConfigError(refused)
         if where is not None:
-            old, self.sender, self._connected_to = self.sender, None, None
-            if old is not None:
-                old.close()
-            self.sender = self.connect(where, token)
+            from gpuwatch.wire.sockets import ZmqSender
+
+            self.close()
+            self._connected_to = None
+            self.sender = ZmqSender(where, token)
             self._connected_to = where, token
             self._refused = 0
 
@@ -170,9 +170,3 @@ class SendBuffer:
         self.sender = None
         self.frames.clear()
         self.bytes = 0
-
-
-def _zmq_sender(where: str, token: str | None) -> ZmqSender:
-    from gpuwatch.wire.sockets import ZmqSender
-
-    return ZmqSender(where, token)

@@ -6,6 +6,7 @@ A step is one iteration of that engine. Another engine that runs inside its run,
 
 from __future__ import annotations
 
+from contextlib import closing
 from importlib import import_module
 from typing import Any
 
@@ -58,7 +59,7 @@ class GpuWatchHandler(FrameworkCallback):
         """Call what runs the engine, and measure it."""
         if self._training is not None:
             return original(*args, **kwargs)
-        with Training(self._watch, **self._options) as training:
+        with closing(Training(self._watch, **self._options)) as training:
             self._training = training
             try:
                 self._follow(training, engine)

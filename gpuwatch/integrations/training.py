@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -43,7 +44,7 @@ class Training:
         self._thread = get_ident()
         self._step, self._transfer = StepContext(self.session), self.watch.transfer()
         self.data = self.watch.data()  # a wait for data, such as the start of workers, for the step that follows
-        self._requests = _Requests()
+        self._asked: list[Any] = []  # the request for the open step's batch, and its arguments
         self._pass: Iterator[Any] | None = None  # the requests, watched as a loop's loader is
         self._stepping = self._trained = False
         self._declared = False  # the open step was begun here, not by the pass
@@ -70,8 +71,9 @@ class Training:
         if self._declared:
             self.end_step()
         if self._pass is None:
-            self._pass = WatchedIterator(Loop(self.session, self._requests, of_framework=True))
-        self._requests.request, self._requests.args = request, args
+            requests = map(lambda asked: asked[0](*asked[1]), repeat(self._asked))
+            self._pass = WatchedIterator(Loop(self.session, requests, of_framework=True))
+        self._asked[:] = request, args
         self._trained, self._stepping = False, True
         try:
             batch: T = next(self._pass)
@@ -81,8 +83,7 @@ class Training:
                 self._pass = None
             raise
         finally:
-            # Do not keep an iterator alive that has come to its end.
-            self._requests.request, self._requests.args = None, ()
+            self._asked.clear()  # an iterator that has come to its end is not kept alive
         return batch
 
     def fetched(self, batches: Sequence[Any]) -> None:
@@ -174,12 +175,6 @@ class Training:
         if self._owned:
             self.watch.close()
 
-    def __enter__(self) -> Training:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def is_input(self) -> bool:
         """Whether this is training input: no phase is open, and the caller is the thread that trains."""
         return not self._phases and not self._disabled and get_ident() == self._thread
@@ -192,20 +187,6 @@ class Training:
             iterator = original(loader)
         self.session.note_loader(loader, iterator)
         return iterator
-
-
-class _Requests:
-    """A framework's requests for batches, as an iterator, so that its steps are taken as any loop's."""
-
-    request: Callable[..., Any] | None = None
-    args: tuple[Any, ...] = ()
-
-    def __iter__(self) -> _Requests:
-        return self
-
-    def __next__(self) -> Any:
-        assert self.request is not None
-        return self.request(*self.args)
 
 
 class TimedIterator:

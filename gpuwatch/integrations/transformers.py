@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -63,7 +64,7 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     callback = next((each for each in callbacks if isinstance(each, GpuWatchCallback)), None)
     if callback is None or callback._training is not None:
         return original(trainer, *args, **kwargs)
-    with Training(callback._watch, **callback._options) as training:
+    with closing(Training(callback._watch, **callback._options)) as training:
         callback._training, callback._trainer = training, trainer
         try:
             _follow(training, trainer)

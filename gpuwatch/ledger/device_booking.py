@@ -53,7 +53,7 @@ class _Measured:
 
     def __init__(self) -> None:
         self.steps = self.work_ns = self.transfer_ns = self.host_ns = self.drained = self.read_back = 0
-        self._lags_ns = (0, 0)  # the longest lag among the older pieces, and among the later ones
+        self.lags_ns = (0, 0)  # the longest lag of the device among the older pieces, and among the later ones
         self.comm_ns = self.comm_work_ns = 0  # waits for other ranks, and the `work_ns` of the pieces with them
 
     def add(self, exposed: Exposed, lag_ns: int, ends_step: bool) -> None:
@@ -61,7 +61,7 @@ class _Measured:
             sums = ("work_ns", "transfer_ns", "host_ns", "comm_ns", "comm_work_ns", "drained", "read_back")
             for name in ("steps", *sums):
                 setattr(self, name, getattr(self, name) // 2)
-            self._lags_ns = (self._lags_ns[1], 0)
+            self.lags_ns = (self.lags_ns[1], 0)
         self.steps += ends_step
         self.work_ns += exposed.transfer_ns + exposed.compute_ns
         self.transfer_ns += exposed.transfer_ns
@@ -71,12 +71,7 @@ class _Measured:
             self.comm_work_ns += exposed.transfer_ns + exposed.compute_ns
         self.drained += exposed.drained and ends_step
         self.read_back += exposed.read_back
-        self._lags_ns = (self._lags_ns[0], max(self._lags_ns[1], lag_ns))
-
-    @property
-    def lag_ns(self) -> int:
-        """How far the device was behind the host at most."""
-        return max(self._lags_ns)
+        self.lags_ns = (self.lags_ns[0], max(self.lags_ns[1], lag_ns))
 
 
 class DeviceBooking:
@@ -169,7 +164,7 @@ class DeviceBooking:
         if measured.comm_work_ns:
             comm_ns = min(busy_ns * measured.comm_ns // measured.comm_work_ns, busy_ns - transfer_ns)
         done_ns = max(self._end_ns, batch_ns) + work_ns + host_ns
-        self._end_ns = min(max(done_ns, end_ns), end_ns + 3 * measured.lag_ns)
+        self._end_ns = min(max(done_ns, end_ns), end_ns + 3 * max(measured.lags_ns))
         exposed = Exposed(
             input_ns,
             host_ns,

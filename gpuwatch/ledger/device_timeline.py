@@ -58,6 +58,7 @@ class DeviceTimeline:
 
     def __init__(self, events: Events) -> None:
         self._events = events
+        self.uuid: str | None = getattr(events, "uuid", None)  # the device's, as its driver knows it, "GPU-…"
         self._reader = PieceReader(events)
         self._open: Piece | None = None
         self._last: Any | None = None  # the end of the piece before the next one
@@ -75,7 +76,6 @@ class DeviceTimeline:
         self.copied_aside = False  # likely so since the home stream last waited for another one
         self.error: Exception | None = None  # what ended this timeline
         self.attention = False  # the recorder has something to do: `error`, `saw_foreign`, or time to harvest
-        self.given_up = 0  # pieces that were not read: left to the host's clock, or taken as busy all the time
         self.launches = 0  # how often the optimizer's last launch was noted
         self.watches_ranks = False  # the home stream's waits for other ranks are watched, from the next piece on
         self._waits = 0.0  # how many of them a piece has on average lately
@@ -296,7 +296,6 @@ class DeviceTimeline:
                 self._reader.host_ns += 0.125 * (at_ns - piece.begin_ns - self._reader.host_ns)
                 self._waits += 0.125 * ((piece.waits_seen or 0) - self._waits)
             else:
-                self.given_up += 1
                 self._last = piece = None
         self._copy = None
         self._ended += 1
@@ -335,19 +334,10 @@ class DeviceTimeline:
             return len(pending)
         return bisect_left(pending, True, self._known, len(pending) - 1, key=lambda piece: not ready(piece.end))
 
-    def interrupt(self) -> None:
-        """Something else than the next step follows: the time until then is no gap."""
-        self._open = self._last = None
-
     @breaks
     def saw(self, device: Any) -> None:
         """Note the device that a tensor of the step came to."""
         self._events.saw(device)
-
-    @property
-    def uuid(self) -> str | None:
-        """The device's UUID as its driver knows it, "GPU-…"; None where it has none."""
-        return getattr(self._events, "uuid", None)
 
     @property
     @breaks
@@ -369,7 +359,6 @@ class DeviceTimeline:
         while pending:
             piece = pending[0]
             piece.is_lost = piece.times is None
-            self.given_up += piece.is_lost
             pending.popleft()
             self._release(piece)
         self._open = self._last = None
@@ -395,5 +384,4 @@ class DeviceTimeline:
                 is_anchored=False,
                 observed_ns=piece.end_ns,  # nothing is booked beyond it
             )
-        self.given_up += len(pending)
         self.abandon()

@@ -62,10 +62,6 @@ class Carry(msgspec.Struct):
     marks: list[tuple[str, int]] = []  # where sections begin in the piece that is open, by the host's clock
     sections_ns: dict[str, int] | None = {}  # its compute so far by section; None: a piece of it was not measured
 
-    def waited(self, ns: int) -> None:
-        self.open_comm_ns += ns
-        self.comm_wait_ns = (self.comm_wait_ns or 0) + ns
-
     def add(self, begin: int, end: int, data: int, transfer: int) -> None:
         if self.start_ns is None:
             self.start_ns = begin

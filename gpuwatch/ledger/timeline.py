@@ -107,7 +107,8 @@ class Timeline:
         if kind == TOKENS:
             self._carry.tokens = (self._carry.tokens or 0) + entry[1]
         elif kind == COMM:
-            self._carry.waited(entry[2] - entry[1])
+            self._carry.open_comm_ns += entry[2] - entry[1]
+            self._carry.comm_wait_ns = (self._carry.comm_wait_ns or 0) + entry[2] - entry[1]
         elif kind == SECTION:
             if len(self._carry.marks) <= states.MOST_MARKS:
                 self._carry.marks.append((entry[1], entry[2]))

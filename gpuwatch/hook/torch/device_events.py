@@ -7,6 +7,7 @@ import ctypes
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -29,12 +30,13 @@ def torch_events(torch: Any) -> TorchEvents | None:
     if kind is None:
         return None
     try:
-        events = CudaEvents(torch) if kind == "cuda" else TorchEvents(torch, kind)
+        events = (CudaEvents if kind == "cuda" else TorchEvents)(torch, kind)
         return events if events.can_time() else None
     except (AttributeError, RuntimeError, NotImplementedError, TypeError):
         return None
 
 
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed; the exchange of modes puts in its place the one that was in force
 _made: list[Any] = []  # every event made in this process. None is ever destroyed: see `TorchEvents`.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_made))  # nor when the interpreter of a forked child ends
 # by device: events that no timeline holds any more
@@ -48,14 +50,25 @@ class TorchEvents:
     """
 
     def __init__(self, torch: Any, kind: str) -> None:
-        self._torch = torch
-        self.kind = kind
-        self._device: int = self._current_device()
+        self._torch, self.kind = torch, kind
+        self._look_up(torch)
+        self._device = int(self._device_now())
         self._free: list[Any] = []
         self._mine: list[Any] = []
         self._unused = _unused[kind, self._device]
-        self._stream = self._current_stream()
+        self._stream = self._stream_of(self._device)
+        self._recorded_on: Any = None  # None: the stream that is current
         self.foreign = 0  # times that another device or stream was seen at work, which is not measured
+        self.uuid: str | None = None
+
+    def _look_up(self, torch: Any) -> None:
+        """Look up the functions that are called at each step."""
+        event, accelerator = torch.Event, torch.accelerator
+        self._new = partial(event, device=self.kind, enable_timing=True)
+        self._record, self._query, self._elapsed_ms = event.record, event.query, event.elapsed_time
+        self._device_now, self._current = accelerator.current_device_index, accelerator.current_stream
+        self._stream_of: Callable[[int], Any] = lambda device: accelerator.current_stream(device).stream_id
+        self._capturing: Callable[[], bool] = lambda: False
 
     def __del__(self) -> None:
         if hasattr(self, "_unused"):
@@ -69,25 +82,29 @@ class TorchEvents:
     def record(self, event: Any | None) -> Any:
         if event is None:
             event = self._free.pop() if self._free else self._take()
-        event.record()
+        self._record(event, self._recorded_on)
         return event
 
     def record_aside(self) -> Any | None:
-        if self._current_device() != self._device or self._current_stream() == self._stream:
+        if self._device_now() != self._device or self._stream_of(self._device) == self._stream or self._capturing():
             return None
-        return self.record(None)
+        event = self._free.pop() if self._free else self._take()
+        self._record(event, self._current(self._device))
+        return event
 
     def ready(self, event: Any) -> bool:
-        return bool(event.query())
+        return bool(self._query(event))
 
     def elapsed_ns(self, first: Any, second: Any) -> int:
-        return int(first.elapsed_time(second) * 1e6)
+        return int(self._elapsed_ms(first, second) * 1e6)
 
     def release(self, event: Any) -> None:
         self._free.append(event)
 
     def usable(self) -> bool:
-        if self._current_device() == self._device and self._current_stream() == self._stream:
+        if self._stream and self._capturing():  # the default stream cannot be captured
+            return False
+        if self._device_now() == self._device and self._stream_of(self._device) == self._stream:
             return True
         self.foreign += 1
         return False
@@ -106,15 +123,6 @@ class TorchEvents:
         self._mine.append(event)
         return event
 
-    def _new(self) -> Any:
-        return self._torch.Event(device=self.kind, enable_timing=True)
-
-    def _current_device(self) -> int:
-        return int(self._torch.accelerator.current_device_index())
-
-    def _current_stream(self) -> Any:
-        return self._torch.accelerator.current_stream(self._device).stream_id
-
 
 class CudaEvents(TorchEvents):
     """CUDA's: the same by quicker ways, and none while a graph is captured.
@@ -124,19 +132,17 @@ class CudaEvents(TorchEvents):
     the mode before: that is done around each query. `elapsed_time()` queries both events first; the runtime is asked for the time alone.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def _look_up(self, torch: Any) -> None:
         c = torch._C
         event: Any = getattr(c, "_CudaEventBase", torch.cuda.Event)  # what `torch.cuda.Event` calls for each of these
+        self._new = partial(torch.cuda.Event, enable_timing=True)
         self._record, self._query, self._elapsed_ms = event.record, event.query, event.elapsed_time
-        self._capturing = getattr(c, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
         self._device_now = getattr(c, "_cuda_getDevice", torch.cuda.current_device)
-        self._raw_stream = c._cuda_getCurrentRawStream
-        super().__init__(torch, "cuda")
-        self._recorded_on: Any = None
-        self.uuid: str | None = None
+        self._current, self._stream_of = torch.cuda.current_stream, c._cuda_getCurrentRawStream
+        self._capturing = getattr(c, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
         exchange, elapsed, last_error = _runtime_functions(torch)
         self._exchange_mode = exchange or (lambda mode: 0)
-        if elapsed is not None and last_error is not None and hasattr(event, "cuda_event"):
+        if elapsed is not None and hasattr(event, "cuda_event"):
             self._elapsed_of_handles, self._forget_error = elapsed, last_error
             self._elapsed_ms = self._elapsed_ms_directly
 
@@ -144,35 +150,21 @@ class CudaEvents(TorchEvents):
         """Return whether the current device has a context: an event would make one (a user on "cuda:1" without `set_device`)."""
         if not self._torch._C._cuda_hasPrimaryContext(self._device):
             return False
-        self._recorded_on = self._torch.cuda.current_stream(self._device)
+        self._recorded_on = self._current(self._device)
         with contextlib.suppress(AttributeError):  # torch has it since 2.4
             self.uuid = f"GPU-{self._torch.cuda.get_device_properties(self._device).uuid}"
         return True
 
-    def record(self, event: Any | None) -> Any:
-        if event is None:
-            event = self._free.pop() if self._free else self._take()
-        self._record(event, self._recorded_on)
-        return event
-
-    def record_aside(self) -> Any | None:
-        if self._device_now() != self._device or self._raw_stream(self._device) == self._stream or self._capturing():
-            return None
-        event = self._free.pop() if self._free else self._take()
-        self._record(event, self._torch.cuda.current_stream(self._device))
-        return event
-
     def ready(self, event: Any) -> bool:
-        mode = _relaxed()
+        mode = ctypes.byref(ctypes.c_int(_RELAXED))
         self._exchange_mode(mode)
         try:
-            reached: bool = self._query(event)
+            return bool(self._query(event))
         finally:
             self._exchange_mode(mode)
-        return reached
 
     def elapsed_ns(self, first: Any, second: Any) -> int:
-        mode = _relaxed()
+        mode = ctypes.byref(ctypes.c_int(_RELAXED))
         self._exchange_mode(mode)
         try:
             return int(self._elapsed_ms(first, second) * 1e6)
@@ -187,33 +179,8 @@ class CudaEvents(TorchEvents):
             raise RuntimeError(f"the time between two events: error {error} of the CUDA runtime")
         return ms.value
 
-    def usable(self) -> bool:
-        if self._stream and self._capturing():  # the default stream cannot be captured
-            return False
-        if self._device_now() == self._device and self._raw_stream(self._device) == self._stream:
-            return True
-        self.foreign += 1
-        return False
 
-    def _new(self) -> Any:
-        return self._torch.cuda.Event(enable_timing=True)
-
-    def _current_device(self) -> int:
-        return int(self._device_now())
-
-    def _current_stream(self) -> Any:
-        return self._raw_stream(self._device)
-
-
-def _relaxed() -> Any:
-    """Return a pointer to cudaStreamCaptureModeRelaxed, in whose place the exchange puts the mode that was in force."""
-    return ctypes.byref(ctypes.c_int(2))
-
-
-_Function = Callable[..., Any]
-
-
-def _runtime_functions(torch: Any) -> tuple[_Function | None, _Function | None, _Function | None]:
+def _runtime_functions(torch: Any) -> tuple[Any, Any, Any]:
     """Return `cudaThreadExchangeStreamCaptureMode`, `cudaEventElapsedTime` and `cudaGetLastError` of the runtime that torch has loaded.
 
     None where it is not found. They do not wait, so Python's lock is kept: getting it back could take 5 ms.

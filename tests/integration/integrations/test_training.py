@@ -19,7 +19,7 @@ def test_an_iterator_that_was_asked_is_the_frameworks_to_release() -> None:
             self.left -= 1
             return self.left
 
-    with gpuwatch.Watch(quiet=True) as watch, Training(watch) as training:
+    with gpuwatch.Watch(quiet=True) as watch, contextlib.closing(Training(watch)) as training:
         for end in (3, 2):  # to its end; broken off
             batches = Batches()
             gone = weakref.ref(batches)

@@ -581,7 +581,7 @@ def test_an_agent_that_came_back_elsewhere_is_found(
         made.append((endpoint, MemorySender()))
         return made[-1][1]
 
-    watch._publisher.send_buffer.connect = make
+    monkeypatch.setattr("gpuwatch.wire.sockets.ZmqSender", make)
     turn(watch, hello=True)
     turn(watch, hello=True)
     assert [endpoint for endpoint, _ in made] == ["ipc:///first"]

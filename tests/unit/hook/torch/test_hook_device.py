@@ -480,12 +480,18 @@ def test_steps_that_rest_are_estimated_within_2_points(rig: Rig, waits: str, one
     assert 100 * states["input_wait"] / whole == pytest.approx(100 * truth_ms / whole, abs=2)
 
 
-def test_waits_of_a_device_that_fell_far_behind_are_not_taken_for_starvation(rig: Rig) -> None:
-    """Past 256 unfinished pieces all of them are given up: they are estimated by those that were measured."""
+def test_waits_of_a_device_that_fell_far_behind_are_not_taken_for_starvation(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past 256 unfinished pieces all of them are given up: the device was busy."""
+    timeline, given_up = rig.watch._recorder.timeline, list[int]()
+    assert timeline is not None
+    give_up = timeline._give_up_busy
+    monkeypatch.setattr(timeline, "_give_up_busy", lambda: (given_up.append(len(timeline._pending)), give_up()))
     for number in rig.watch.steps(rig.batches([1.0] * 400)):
         rig.train(host_ms=0.5, launch_ms=2000 if number == 20 else 0.5)
     states = rig.states()
-    assert rig.watch._recorder.timeline is not None and rig.watch._recorder.timeline.given_up >= 256
+    assert sum(given_up) >= 256
     assert states["input_wait"] <= rig.device.idle_ns / MS + 1.0 + 1.0
 
 
