@@ -185,7 +185,7 @@ def test_a_value_is_made_once_and_held_and_a_failure_for_a_second(monkeypatch: p
     assert len(made) == 3
 
     def fail() -> float:
-        raise SourceError("it", "there", str(clock[0]))
+        raise SourceError("it", str(clock[0]))
 
     for at_s, said in ((30.0, "30.0"), (30.9, "30.0"), (31.0, "31.0")):
         clock[0] = at_s

@@ -121,7 +121,7 @@ def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(memory, "peak_bytes", lambda: {"allocated": 70 * GIB, "reserved": 78 * GIB})
     text = memory.explain(torch.OutOfMemoryError, 33 << 20, 0)
-    return f"{text.partition(' and accumulate')[0].removesuffix(' a smaller batch')} a smaller batch …"
+    return f"{text.partition(' with gradient accumulation')[0].removesuffix(' a smaller batch')} a smaller batch …"
 
 
 def of_two_ranks(_: pytest.MonkeyPatch) -> str:
