@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -17,6 +20,7 @@ from gpuwatch_dashboards.top import Facts
 from gpuwatch_dashboards.top.app import Lines, Top
 from tests.unit.top.screens import facts, run
 
+SCREENS = Path(__file__).parents[2] / "golden/top"
 AWAY = SourceError("the agent at http://127.0.0.1:1 does not answer", "start it with `gpuwatch up`")
 Steps = Callable[["Driven"], Awaitable[None]]
 
@@ -113,6 +117,28 @@ def test_every_size_has_verdict_states_what_to_do_node_and_keys(size: tuple[int,
             "q quit",
         ):
             assert part in top.text, f"{part}\n{top.text}"
+
+    drive(node(), steps, size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 24), (120, 40)])
+@pytest.mark.parametrize(
+    ("name", "key"), [("runs", ""), ("gpus", "g"), ("findings", "f"), ("panels", "p"), ("help", "question_mark")]
+)
+def test_golden_screen(name: str, key: str, size: tuple[int, int]) -> None:
+    """Every page at three sizes, as a whole. `make golden` writes the files again."""
+
+    async def steps(top: Driven) -> None:
+        if key:
+            await top.press(key)
+        if name == "panels":
+            await top.wait_for(lambda: top.reader.panels)
+        shown = re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", f"{top.text}\n")  # the clock is local time
+        path = SCREENS / f"{name}-{size[0]}x{size[1]}.txt"
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(shown, encoding="utf-8")
+        assert shown == path.read_text(encoding="utf-8"), "make golden"
 
     drive(node(), steps, size)
 
