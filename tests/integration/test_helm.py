@@ -14,6 +14,7 @@ import yaml
 
 from gpuwatch.alerting.render import render as render_rules
 from gpuwatch.alerting.thresholds import AlertThresholds
+from gpuwatch.config import parse_config
 from tests.charts import CHART, EVERYTHING, Manifest, manifests, one, render
 from tests.servers import require
 
@@ -128,6 +129,21 @@ def test_a_secret_takes_the_place_of_the_configuration() -> None:
         "items": [{"key": "gpuwatch.toml", "path": "gpuwatch.toml"}],
     }
     assert config_map == {"configMap": {"name": "demo-gpuwatch-agent"}}
+
+
+def test_the_page_warns_from_the_sites_own_thresholds_on_and_has_no_secret() -> None:
+    dashboard = {"enabled": True, "prometheus": "http://prometheus:9090"}
+    objects = manifests({"dashboard": dashboard, "agent": {"config": "[thresholds]\nshm_used = 0.5"}})
+    page = one(objects, "Deployment", "dashboard")
+    assert {"name": "GPUWATCH_CONFIG", "value": "/etc/gpuwatch/gpuwatch.toml"} in _container(page)["env"]
+    assert {"name": "config", "mountPath": "/etc/gpuwatch", "readOnly": True} in _container(page)["volumeMounts"]
+    volumes = page["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "config", "configMap": {"name": "demo-gpuwatch-agent"}} in volumes
+    text = one(objects, "ConfigMap", "gpuwatch-agent")["data"]["gpuwatch.toml"]
+    assert parse_config(text, "the ConfigMap").thresholds.shm_used == 0.5
+    objects = manifests({"dashboard": dashboard, "agent": {"configSecret": "gpuwatch-notify"}})
+    without = one(objects, "Deployment", "dashboard")
+    assert "GPUWATCH_CONFIG" not in str(without) and "gpuwatch-notify" not in str(without)
 
 
 def test_who_may_connect_is_named_by_policies_that_select_the_pods() -> None:
