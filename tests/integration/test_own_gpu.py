@@ -41,7 +41,7 @@ def test_a_launch_bound_run_knows_how_much_its_gpu_idles_without_an_agent(
     gpu = FakeGpu(utilization_percent=42)
     nvml.write([gpu])
     rig = Rig(monkeypatch)
-    rig.device.uuid = gpu.uuid  # type: ignore[attr-defined]
+    rig.watch._recorder.timeline.uuid = gpu.uuid  # type: ignore[union-attr]
     accounts = rig.watch._publisher.accounts
     for _ in rig.watch.steps(rig.batches([0.0] * 260)):
         rig.train(host_ms=20, launch_ms=20)
@@ -50,7 +50,7 @@ def test_a_launch_bound_run_knows_how_much_its_gpu_idles_without_an_agent(
     rig.states()
     report: Any = rig.watch.report()
     assert report.verdict.state == "host"
-    # The machine is a real one: if it is busy, its load is a second finding.
-    finding = next(each for each in report.findings if each.cause == "host_bound")
+    (finding,) = report.findings
+    assert finding.cause == "host_bound"
     assert "the device idled between kernels for at least 58% of compute" in finding.evidence[-1].text
     assert finding.predicted_speedup == pytest.approx(1 / 0.42, abs=0.02)
