@@ -2,13 +2,14 @@
 # Runs the tests in parts, with any arguments of pytest:  scripts/run-tests.sh PYTHON [-k hook …]
 #   unit    tests/unit and promtool's, which compute: in one process, which imports them once, all along with what the others leave of the
 #           processors.
-#   shared  those of the others that may share the machine: they mostly wait, so several files run at a time, also on two cores.
-#   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too;
-#           one where other programs have a processor, as a second file would take the time that the first one measures.
+#   shared  those of the others that may share the machine: they mostly wait, so eight files run at a time, also on two cores.
+#   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
+# Where other programs have a processor it is six and one: what waits would wait for long, and a second file would take the time that
+# the first one measures.
 # What fails in `alone` runs once more while nothing else does, as a machine has other work at times. A test that passes only then is
 # listed. In the other parts no test depends on the machine's load: what fails there has failed.
-# $TEST_WORKERS and $ALONE_WORKERS: how many files at a time in `shared`, 6 unless set, and in `alone`. Ends with 0 when all passed, with 5
-# when no part had a test, else with pytest's own status.
+# $TEST_WORKERS and $ALONE_WORKERS set how many files run at a time in these parts. Ends with 0 when all passed, with 5 when no part had
+# a test, else with pytest's own status.
 set -u
 
 python=$1
@@ -27,11 +28,10 @@ first() {
     exec "$@"
 }
 
-# files_at_a_time: how many files of `alone` run together: 1 where other programs have most of a processor for three seconds, else 2. What
-# runs at a low priority, as `unit` does, gives way, and does not count.
-files_at_a_time() {
-    if [ -n "${ALONE_WORKERS:-}" ]; then echo "$ALONE_WORKERS" && return; fi
-    before=$(busy) && sleep 3 && [ "$(($(busy) - before))" -gt "$((2 * $(getconf CLK_TCK)))" ] && echo 1 || echo 2
+# quiet: whether other programs leave most of the processors' time for three seconds. What runs at a low priority, as `unit` does, gives
+# way, and does not count.
+quiet() {
+    before=$(busy) && sleep 3 && [ "$(($(busy) - before))" -le "$((2 * $(getconf CLK_TCK)))" ]
 }
 
 # busy: time since boot that the processors had for programs of normal priority, for the kernel and for other machines, in clock ticks.
@@ -51,11 +51,13 @@ log=$(mktemp)
 unit_pid=$!
 trap 'kill "$unit_pid" 2>/dev/null; rm -f "$log"' EXIT
 trap 'exit 130' INT TERM
-(first shared "${TEST_WORKERS:-6}" "$@")
+if [ -z "${TEST_WORKERS:-}" ]; then TEST_WORKERS=6 && quiet && TEST_WORKERS=8; fi
+(first shared "$TEST_WORKERS" "$@")
 shared=$?
 # Interrupted, or a usage error of pytest: the other parts would end the same way.
 if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then exit "$shared"; fi
-(first alone "$(files_at_a_time)" "$@")
+if [ -z "${ALONE_WORKERS:-}" ]; then ALONE_WORKERS=1 && quiet && ALONE_WORKERS=2; fi
+(first alone "$ALONE_WORKERS" "$@")
 alone=$?
 wait "$unit_pid"
 unit=$?

@@ -69,8 +69,9 @@ with gpuwatch.Watch(quiet=True) as w:
         reduce()
     open(f"{sys.argv[1]}/{rank}-trained", "w").write(str(time.time()))
     if attempt == 0:
-        time.sleep(1.5 if rank == "1" else 0)
         if rank == "1":
+            while not os.path.exists(f"{sys.argv[1]}/fail"):
+                time.sleep(0.05)
             os._exit(1)
         reduce()  # rank 0 waits for rank 1, and fails with it
         time.sleep(60)
@@ -253,7 +254,11 @@ def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path
     torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=1", "--monitor-interval=0.1"]
     with agent(tmp_path) as node:
         command = [*torchrun, str(program), str(tmp_path), backend]
-        subprocess.run(command, env=hook_environment(tmp_path), check=True)
+        launcher = subprocess.Popen(command, env=hook_environment(tmp_path))
+        wait_for("the first attempt's steps arrived", lambda: job_of(node)["steps"] == 30, 40)
+        time.sleep(1.5)
+        (tmp_path / "fail").touch()
+        assert launcher.wait(180) == 0
         wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
         job = job_of(node)
     assert (job["job"], job["runs"], job["attempts"], job["interruptions"]) == ("llm-8", ["elastic-llm-8"], 2, 1)

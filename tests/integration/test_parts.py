@@ -25,6 +25,7 @@ PLUGINS = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "TEST_WORKERS": "1",
     "PYTEST_PLUGINS": "xdist.plugin,pytest_rerunfailures,pytest_timeout",
+    "ALONE_WORKERS": "1",
 }
 SETTINGS = "[pytest]\nmarkers = alone\naddopts = --import-mode=importlib --strict-markers -p no:cacheprovider\n"
 
@@ -108,7 +109,7 @@ def test_one_status_of_all_parts(tmp_path: Path, unit: int, shared: int, alone: 
     python.write_text(f'#!/bin/sh\necho "$@"\ncase "$*" in {cases} esac\nexit {alone}\n')
     python.chmod(0o755)
     command = ["sh", ROOT / "scripts/run-tests.sh", python, "-k", "hook or tune"]
-    environment = {**os.environ, "ALONE_WORKERS": "2"}
+    environment = {**os.environ, "TEST_WORKERS": "6", "ALONE_WORKERS": "2"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == status
     assert done.stdout.count("-k hook or tune") == ran == done.stdout.count("-m pytest --part")
@@ -117,11 +118,11 @@ def test_one_status_of_all_parts(tmp_path: Path, unit: int, shared: int, alone: 
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="only Linux says how busy its processors are")
-def test_one_measuring_file_at_a_time_where_other_programs_have_a_processor(tmp_path: Path) -> None:
+def test_fewer_files_at_a_time_where_other_programs_have_a_processor(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$@"\n')
     python.chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if name != "ALONE_WORKERS"}
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_WORKERS")}
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         command = ["sh", ROOT / "scripts/run-tests.sh", python]
@@ -130,7 +131,8 @@ def test_one_measuring_file_at_a_time_where_other_programs_have_a_processor(tmp_
         for other in others:
             other.kill()
             other.wait()
-    assert [line.split(" -n ")[1][0] for line in done.stdout.splitlines() if "--part alone" in line] == ["1"]
+    workers = {line.split()[3]: line.split(" -n ")[1][0] for line in done.stdout.splitlines()}
+    assert workers == {"unit": "0", "shared": "6", "alone": "1"}
 
 
 @pytest.mark.parametrize("mark", ["@pytest.mark.alone", ""])
