@@ -2,14 +2,13 @@
 # Runs the tests in parts, with any arguments of pytest:  scripts/run-tests.sh PYTHON [-k hook …]
 #   unit    tests/unit and promtool's, which compute: in one process, which imports them once, all along with what the others leave of the
 #           processors.
-#   shared  those of the others that may share the machine: they mostly wait, so eight files run at a time, also on two cores.
-#   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too.
-# Where other programs have a processor it is six and one: what waits would wait for long, and a second file would take the time that
-# the first one measures.
+#   shared  those of the others that may share the machine: they mostly wait, so several files run at a time, also on two cores.
+#   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too;
+#           one where other programs have a processor, as a second file would take the time that the first one measures.
 # What fails in `alone` runs once more while nothing else does, as a machine has other work at times. A test that passes only then is
 # listed. In the other parts no test depends on the machine's load: what fails there has failed.
-# $TEST_WORKERS and $ALONE_WORKERS set how many files run at a time in these parts. Ends with 0 when all passed, with 5 when no part had
-# a test, else with pytest's own status.
+# $TEST_WORKERS and $ALONE_WORKERS: how many files at a time in `shared`, 6 unless set, and in `alone`. Ends with 0 when all passed, with 5
+# when no part had a test, else with pytest's own status.
 set -u
 
 python=$1
@@ -51,8 +50,7 @@ log=$(mktemp)
 unit_pid=$!
 trap 'kill "$unit_pid" 2>/dev/null; rm -f "$log"' EXIT
 trap 'exit 130' INT TERM
-if [ -z "${TEST_WORKERS:-}" ]; then TEST_WORKERS=6 && quiet && TEST_WORKERS=8; fi
-(first shared "$TEST_WORKERS" "$@")
+(first shared "${TEST_WORKERS:-6}" "$@")
 shared=$?
 # Interrupted, or a usage error of pytest: the other parts would end the same way.
 if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then exit "$shared"; fi
