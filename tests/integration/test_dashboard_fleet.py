@@ -60,12 +60,14 @@ def figure(page: Any, kind: str) -> float:
 
 
 def rows(page: Any, panel: str) -> list[dict[str, str]]:
-    """Return a table's rows: their cells by their column."""
-    page.locator(f".st-key-panel-{panel} td").first.wait_for(timeout=WAIT_MS)
-    return [
-        {cell.get_attribute("data-label"): cell.inner_text() for cell in row.locator("td").all()}
-        for row in page.locator(f".st-key-panel-{panel} tbody tr").all()
-    ]
+    """Return a table's rows: their cells by their column. After a click the table before may still stand there: it has other columns."""
+    column = {"by_user": "User", "by_run": "Run"}.get(panel, "Node")
+    table = page.locator(f".st-key-panel-{panel}").filter(has=page.locator(f"td[data-label={column}]"))
+    table.first.wait_for(timeout=WAIT_MS)
+    found: list[dict[str, str]] = table.locator("tbody tr").evaluate_all(
+        "rows => rows.map(row => Object.fromEntries([...row.cells].map(cell => [cell.dataset.label, cell.innerText])))"
+    )
+    return found
 
 
 def hours(text: str) -> float:
@@ -119,7 +121,6 @@ def test_lost_time_is_reported_by_node_and_leads_there_and_the_link_keeps_it(bro
     page = browser.new_context(viewport=DESKTOP).new_page()
     page.goto(f"{url}/fleet?window=24+h")
     page.get_by_role("radio", name="By node").or_(page.get_by_role("button", name="By node")).first.click()
-    page.locator(".st-key-panel-by_node").wait_for(timeout=WAIT_MS)
     second = rows(page, "by_node")[1]
     assert second["Node"] == "node-2:9478" and hours(second["Held idle"]) == pytest.approx(1 * HOURS, rel=0.02)
     assert "by=node" in page.url

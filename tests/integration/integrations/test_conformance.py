@@ -27,7 +27,6 @@ def check(states: dict[str, float], truth: w.Truth, wall_s: float) -> None:
     assert states["compute"] >= spent["compute"] - bound_s, table
     assert states["compute"] <= spent["compute"] + rest_s + bound_s, table
     assert states.get("transfer", 0.0) <= bound_s
-    assert sum(states.values()) == pytest.approx(wall_s, abs=0.002 * wall_s + 0.005)  # making the Watch takes some ms
 
 
 def test_every_integration_has_its_loop() -> None:
@@ -42,8 +41,14 @@ def test_every_way_in_gives_the_same_ledger(name: str, truth: w.Truth, tmp_path:
         importlib.import_module(f"gpuwatch.integrations.{name}")
     begin = time.perf_counter()
     with gpuwatch.Watch(run=name, quiet=True) as watch:
+        made = time.perf_counter()
         LOOPS[name](truth, watch, tmp_path)
-        wall_s, report = time.perf_counter() - begin, watch.report()
+        asked = time.perf_counter()
+        report = watch.report()
+        wall_s = time.perf_counter() - begin
+    assert (
+        asked - made - 0.001 <= sum(report.states.values()) <= wall_s + 0.001
+    )  # the whole of it, whatever delays this program
     print(name, w.table(dict(report.states), truth, wall_s))
     check(dict(report.states), truth, wall_s)
     assert sum(report.states.values()) == pytest.approx(report.duration_s, rel=0.002)
