@@ -77,7 +77,7 @@ golden: $(STAMP) ## write all generated files: Grafana dashboards, Prometheus ru
 	$(call write,$(BIN)/python scripts/commands_page.py,docs/reference/commands.md)
 	$(BIN)/python scripts/report_schemas.py
 	$(BIN)/python scripts/api_page.py
-	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit tests/integration/test_alert_messages.py -k "golden or metrics_page or doctor_examine"
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit tests/integration/alerting/test_alert_messages.py -k "golden or metrics_page or doctor_examine"
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .

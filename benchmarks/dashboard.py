@@ -35,8 +35,8 @@ from gpuwatch_dashboards.panels import BY_KEY, GROUPS
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.views.fleet import RECORDED_S
-from tests.integration.dashboard_fake import RUN_ID, FakeAgent, a_run, streamlit_page
-from tests.integration.dashboard_steps import MadeUpSteps
+from tests.integration.dashboards.fake import RUN_ID, FakeAgent, a_run, streamlit_page
+from tests.integration.dashboards.steps import MadeUpSteps
 from tests.integration.recorded_fleet import Share, recorded, write_blocks
 from tests.servers import prometheus_config, start_prometheus
 

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.dashboard_browser import opened
 from tests.chromium import chromium
 from tests.integration.agent_process import Agent
-from tests.integration.dashboard_fake import RUN_ID, FakeAgent, a_run, streamlit_page
-from tests.integration.dashboard_steps import MadeUpSteps
+from tests.integration.dashboards.fake import RUN_ID, FakeAgent, a_run, streamlit_page
+from tests.integration.dashboards.steps import MadeUpSteps
 from tests.integration.recorded_fleet import Share, recorded, write_blocks
 from tests.servers import prometheus_config, start_prometheus
 

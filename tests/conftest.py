@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALONE = "pytest.mark.alone"
 HERE = Path(__file__).parent
-COMPUTE = (HERE / "unit", HERE / "integration/test_promtool.py")
+COMPUTE = (HERE / "unit", HERE / "integration/alerting/test_promtool.py")
 """The part `unit`: what computes and waits for nothing."""
 FIRST = (
     # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from tests.servers import Server, free_port, wait_for
 
-TRAINER = Path(__file__).with_name("trainer.py")
+ROOT = Path(__file__).parents[1]
+"""The repository's own: programs run there, and its pages and deployment files are read from there."""
+TRAINER = ROOT / "tests/trainer.py"
 
 
 @contextmanager

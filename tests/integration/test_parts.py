@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT
+
 FILES = {
     "test_waits.py": "def test_waits(): pass\n",
-    "integration/test_promtool.py": "def test_promtool(): pass\n",
+    "integration/alerting/test_promtool.py": "def test_promtool(): pass\n",
     "unit/test_computes.py": "import pytest\ndef test_computes(): pass\n@pytest.mark.alone\ndef test_computes_alone(): pass\n",
     "test_measures.py": "import pytest\npytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]\ndef test_measures(): pass\n",
     "test_both.py": "import pytest\ndef test_waits_too(): pass\n@pytest.mark.alone\ndef test_measures_too(): pass\n",
@@ -34,9 +35,8 @@ SETTINGS = "[pytest]\nmarkers = alone\naddopts = --import-mode=importlib --stric
 def project(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "tests/conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text(SETTINGS)
-    for folder in ("unit", "integration"):
-        (tmp_path / folder).mkdir()
     for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
 
@@ -64,7 +64,7 @@ def test_every_test_is_in_one_part(project: Path, paths: tuple[str, ...]) -> Non
     [
         ("unit", "test_waits.py"),
         ("shared", "unit/test_computes.py"),
-        ("shared", "integration/test_promtool.py"),
+        ("shared", "integration/alerting/test_promtool.py"),
         ("alone", "test_waits.py"),
     ],
 )

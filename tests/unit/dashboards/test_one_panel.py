@@ -26,7 +26,7 @@ from gpuwatch_dashboards.top import Reader
 from gpuwatch_dashboards.top.pages import panel_lines
 from gpuwatch_dashboards.views import fleet, live
 from gpuwatch_dashboards.views.site import Site
-from tests.integration.dashboard_fake import FakeAgent, a_run
+from tests.integration.dashboards.fake import FakeAgent, a_run
 
 METRICS = {
     "run": "gpuwatch_run_resident_memory_bytes",

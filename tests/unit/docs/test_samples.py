@@ -69,11 +69,11 @@ def in_language(*languages: str) -> list[Block]:
 
 ELSEWHERE = {
     "README.md: gpuwatch · train.py · 8.0 s": "unit/docs/test_readme.py",
-    "docs/start/quickstart.md: gpuwatch · train.py": "integration/test_quickstart.py",
+    "docs/start/quickstart.md: gpuwatch · train.py": "integration/docs/test_quickstart.py",
     "docs/guides/top.md: run ": "unit/top/test_pages.py",
     "docs/concepts/jobs.md: gpuwatch · job llm-7": "unit/runs/test_jobs.py",
-    "docs/concepts/jobs.md: gpuwatch · job 4711": "integration/test_agent_jobs.py",
-    "docs/deploy/systemd.md: $ systemd-analyze security": "integration/test_systemd.py",
+    "docs/concepts/jobs.md: gpuwatch · job 4711": "integration/runs/test_agent_jobs.py",
+    "docs/deploy/systemd.md: $ systemd-analyze security": "integration/deploy/test_systemd.py",
 }
 """Outputs that another test compares with what is printed."""
 DRAWINGS = ("docs/concepts/architecture.md: training process", "docs/concepts/jobs.md: attempt 1")
