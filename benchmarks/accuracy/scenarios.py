@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accuracy_lab import AFTER, BETWEEN, DATA, LAUNCH, OTHER, TRANSFER, Lab
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.accuracy.lab import AFTER, BETWEEN, DATA, LAUNCH, OTHER, TRANSFER, Lab
 
 MANY = 1_000_000
 

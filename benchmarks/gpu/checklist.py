@@ -1,7 +1,7 @@
 """Check gpuwatch on a real GPU in five minutes, and print a table to paste into an issue.
 
     pip install -e .            # with a torch that has your GPU
-    python benchmarks/gpu_checklist.py
+    python -m benchmarks.gpu.checklist
 
 What it does: the accuracy scenarios with events around each launch as the truth, the cost of each event call, and the time that a watched
 loop adds to a step. Exit status: 0 when all rows hold, 1 when one does not, 2 without a device. docs/evidence/gpu-checklist.md says how to read it.
@@ -16,17 +16,14 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import accuracy
-
 import gpuwatch
+from benchmarks.accuracy.measure import ASYNCDEV, BOUND_POINTS, CUDA, DEVICE, DEVICES, in_a_process
+from benchmarks.accuracy.page import HEAD, line
 from benchmarks.turns import AT_ONCE
 
 REPEATS = 2000
@@ -34,17 +31,19 @@ STEPS = 400
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", choices=accuracy.DEVICES, default=accuracy.CUDA)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.checklist", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("--device", choices=DEVICES, default=CUDA)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a scenario (default 2)")
     options = parser.parse_args()
-    if options.device == accuracy.CUDA and not torch.cuda.is_available():
-        print("gpu_checklist: torch sees no CUDA device here", file=sys.stderr)
+    if options.device == CUDA and not torch.cuda.is_available():
+        print("benchmarks.gpu.checklist: torch sees no CUDA device here", file=sys.stderr)
         return 2
     print(environment(options.device), flush=True)
     over = print_accuracy(options.device, options.seconds)
     print(flush=True)
-    if options.device == accuracy.ASYNCDEV:
+    if options.device == ASYNCDEV:
         from benchmarks import async_device
 
         async_device.load()
@@ -56,7 +55,7 @@ def main() -> int:
 def environment(device: str) -> str:
     """Return what the figures depend on, as one line."""
     parts = [f"torch {torch.__version__}", f"Python {platform.python_version()}", platform.platform()]
-    if device == accuracy.CUDA:
+    if device == CUDA:
         driver = "driver ?"
         try:
             command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -70,15 +69,12 @@ def environment(device: str) -> str:
 
 def print_accuracy(device: str, seconds: float) -> int:
     """Run the scenarios by the device's events; print a row each. Return how many do not hold."""
-    from accuracy_scenarios import SCENARIOS
+    from benchmarks.accuracy.scenarios import SCENARIOS
 
-    print(f"\n{accuracy.HEAD}")
+    print(f"\n{HEAD}")
     over = 0
-    with ThreadPoolExecutor(AT_ONCE if device == accuracy.CUDA else 1) as pool:
-        asked = [
-            pool.submit(accuracy.in_a_process, scenario.name, accuracy.DEVICE, seconds, device)
-            for scenario in SCENARIOS
-        ]
+    with ThreadPoolExecutor(AT_ONCE if device == CUDA else 1) as pool:
+        asked = [pool.submit(in_a_process, scenario.name, DEVICE, seconds, device) for scenario in SCENARIOS]
         for scenario, answer in zip(SCENARIOS, asked, strict=True):
             try:
                 row = answer.result()
@@ -90,15 +86,15 @@ def print_accuracy(device: str, seconds: float) -> int:
                 )
                 continue
             over += not row.holds
-            print(accuracy.line(row), flush=True)
-    print(f"\n{len(SCENARIOS) - over} of {len(SCENARIOS)} hold within {accuracy.BOUND_POINTS} points")
+            print(line(row), flush=True)
+    print(f"\n{len(SCENARIOS) - over} of {len(SCENARIOS)} hold within {BOUND_POINTS} points")
     return over
 
 
 def print_calls(device: str) -> None:
     """Print what each event call takes, in a loop of nothing else: a real step makes them dearer."""
     first, second = (torch.Event(device=device, enable_timing=True) for _ in range(2))
-    if device == accuracy.CUDA:
+    if device == CUDA:
         first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     first.record()
     second.record()
@@ -108,7 +104,7 @@ def print_calls(device: str) -> None:
         "query": second.query,
         "elapsed_time": lambda: first.elapsed_time(second),
     }
-    if device == accuracy.CUDA:
+    if device == CUDA:
         calls["capture check"] = torch.cuda.is_current_stream_capturing
     print("| call | median, us |\n|---|---:|")
     for name, call in calls.items():

@@ -1,10 +1,10 @@
 """Train real networks on a GPU under torch.profiler, and compare gpuwatch's states with the profiler's kernels and copies.
 
     pip install -e . torchvision
-    python benchmarks/gpu_models.py [--only NAME,NAME] [--traces FOLDER] > models.md
+    python -m benchmarks.gpu.models [--only NAME,NAME] [--traces FOLDER] > models.md
 
-The truth of a run is the arithmetic of `recorded_trace.py` on the profiler's timeline: none of it is gpuwatch's. `--traces` keeps each
-timeline in the format of tests/fixtures/traces, for `recorded.py`. A profiled step is slower than a bare one, for both alike.
+The truth of a run is the arithmetic of `benchmarks/recorded/trace.py` on the profiler's timeline: none of it is gpuwatch's. `--traces` keeps each
+timeline in the format of tests/fixtures/traces, for `benchmarks.recorded`. A profiled step is slower than a bare one, for both alike.
 Exit status: 0 when all states are within 2 points, 1 when one is not, 2 without a GPU.
 """
 
@@ -24,12 +24,12 @@ from typing import Any
 
 os.environ.setdefault("GPUWATCH_QUIET", "1")
 
-import recorded_trace
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader, Dataset
 
 import gpuwatch
+from benchmarks.recorded.trace import STATES, parse, true_times
 
 Program = tuple[Iterable[Any], Callable[[Any], None]]
 """A loader, and what is done with each batch."""
@@ -208,22 +208,20 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.models", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--only", help="names of programs, with commas between them")
     parser.add_argument("--traces", type=Path, help="keep the timelines in this folder")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("gpu_models: torch sees no CUDA device here", file=sys.stderr)
+        print("benchmarks.gpu.models: torch sees no CUDA device here", file=sys.stderr)
         return 2
     torch.backends.cudnn.benchmark = True
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {STEPS} steps; truth / reported in % of the time\n"
     )
-    print(
-        "| program | "
-        + " | ".join(recorded_trace.STATES)
-        + " | GPU busy | worst, points |\n|---|---:|---:|---:|---:|---:|---:|"
-    )
+    print("| program | " + " | ".join(STATES) + " | GPU busy | worst, points |\n|---|---:|---:|---:|---:|---:|---:|")
     over = 0
     for name, program in PROGRAMS.items():
         if options.only is None or name in options.only.split(","):
@@ -306,7 +304,7 @@ def timeline(events: Iterable[dict[str, Any]], name: str, workers: int) -> dict[
 
 def print_row(name: str, trace: dict[str, Any], reported_s: dict[str, float]) -> bool:
     """Print the program's row; return whether a state is off by more than the bound."""
-    truth = recorded_trace.true_times(recorded_trace.parse(trace, name))
+    truth = true_times(parse(trace, name))
     pairs = {
         state: (truth.percent(ns), truth.percent(round(reported_s.get(state, 0.0) * 1e9)))
         for state, ns in truth.states_ns.items()
