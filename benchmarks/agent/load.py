@@ -1,6 +1,6 @@
 """Ranks that send what a hook sends at a fixed rate, without training: each a process with worker processes of its own.
 
-python -m benchmarks.agent_load ENDPOINT RANKS STEPS_PER_S WORKERS SECONDS: prints the ranks' pids, and at the end what was sent.
+python -m benchmarks.agent.load ENDPOINT RANKS STEPS_PER_S WORKERS SECONDS: prints the ranks' pids, and at the end what was sent.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from benchmarks.agent_ingest import NoSocket, step_batches
-from benchmarks.agent_load import Rank
+from benchmarks.agent.ingest import NoSocket, step_batches
+from benchmarks.agent.load import Rank
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, StepBatch, Tick
 from gpuwatch_agent.receiver import Receiver

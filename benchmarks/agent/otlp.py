@@ -12,7 +12,7 @@ from statistics import median
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.agent_processes import agent, get, ranks, resident_mb, write_gpus
+from benchmarks.agent.processes import agent, get, ranks, resident_mb, write_gpus
 from gpuwatch.metrics import BY_NAME, Sample
 from gpuwatch_agent.exporter import Page, Snapshot
 from tests.nvml.fake import FakeNvml

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.agent_load import Rank
+from benchmarks.agent.load import Rank
 from gpuwatch import wire
 from gpuwatch_agent.history import History, StepBatch, Tick
 from gpuwatch_agent.receiver import Arrival, Receiver

@@ -17,7 +17,7 @@ import pynvml
 
 from tests.nvml.fake import FakeGpu, FakeNvml
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _TICKS = os.sysconf("SC_CLK_TCK")
 _GPM = {
     pynvml.NVML_GPM_METRIC_SM_UTIL: 87.5,
@@ -123,9 +123,9 @@ def agent(directory: Path, nvml: FakeNvml, *options: str) -> Iterator[tuple[int,
 
 @contextmanager
 def ranks(endpoint: str, count: int, rate: int, workers: int, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """Start `benchmarks.agent_load`; its first line are the pids."""
+    """Start `benchmarks.agent.load`; its first line are the pids."""
     options = map(str, (count, rate, workers, seconds))
-    with running(sys.executable, "-m", "benchmarks.agent_load", endpoint, *options) as process:
+    with running(sys.executable, "-m", "benchmarks.agent.load", endpoint, *options) as process:
         yield process
 
 

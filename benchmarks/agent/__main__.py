@@ -18,11 +18,11 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from benchmarks.agent_history import history_part
-from benchmarks.agent_ingest import ingest_part
-from benchmarks.agent_otlp import otlp_part
-from benchmarks.agent_processes import (
-    ROOT,
+from benchmarks.agent.history import history_part
+from benchmarks.agent.ingest import ingest_part
+from benchmarks.agent.otlp import otlp_part
+from benchmarks.agent.page import write_part
+from benchmarks.agent.processes import (
     agent,
     cpu_s,
     cpu_share,
@@ -38,7 +38,6 @@ from benchmarks.agent_processes import (
 )
 from tests.nvml.fake import FakeNvml
 
-PAGE = ROOT / "docs" / "evidence" / "agent.md"
 _LISTED_S = 25
 """Process lists are asked for every ten seconds."""
 
@@ -163,19 +162,10 @@ def flood_part(directory: Path, count: int, rate: int, seconds: int) -> list[str
     ]
 
 
-def write_part(name: str, lines: list[str], load: float) -> None:
-    """Replace one part of the page."""
-    text = PAGE.read_text()
-    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-    head, _, rest = text.partition(begin)
-    if not rest or end not in rest:
-        raise SystemExit(f"{PAGE} has no part {name}")
-    where = f"*{os.cpu_count()} cores, load average {load:.1f} while it was measured, {time.strftime('%Y-%m-%d')}.*"
-    PAGE.write_text(head + begin + "\n".join([*lines, "", where, ""]) + end + rest.partition(end)[2])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--flood-seconds", type=int, default=120)
     parts = ("ingest", "history", "full", "node", "otlp", "flood")

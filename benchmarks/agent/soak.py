@@ -1,6 +1,6 @@
 """An hour of an agent while runs come and go, at 64 ranks × 100 steps/s: what it keeps must not grow. Written into docs/evidence/agent.md.
 
-    python -m benchmarks.soak [--minutes 60]
+    python -m benchmarks.agent.soak [--minutes 60]
 
 Eight jobs of eight ranks. Each lasts one to four minutes, ends with a good-bye or without a word, and another run follows it. The history may
 take 0.2 GiB, so that its oldest part is deleted all the time. A process sends for the ranks of its run, and waits when the agent is slow.
@@ -19,9 +19,9 @@ from multiprocessing.context import ForkProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
 
-from benchmarks.agent import write_part
-from benchmarks.agent_load import EVERY_S, Rank
-from benchmarks.agent_processes import agent, cpu_s, resident_mb, series_on, write_gpus
+from benchmarks.agent.load import EVERY_S, Rank
+from benchmarks.agent.page import write_part
+from benchmarks.agent.processes import agent, cpu_s, resident_mb, series_on, write_gpus
 from gpuwatch import wire
 from gpuwatch.hook.identity import identify
 from gpuwatch.host.proc import stat
@@ -118,7 +118,11 @@ def soak(directory: Path, minutes: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.agent.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--minutes", type=int, default=60)
     minutes = parser.parse_args().minutes
     with tempfile.TemporaryDirectory() as name:
