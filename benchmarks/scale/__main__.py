@@ -1,8 +1,8 @@
 """Prometheus with gpuwatch's rules against simulated nodes: what it costs, and what recording rules save.
 
-    python benchmarks/scale.py --nodes 100 --json scale-100.json
-    python benchmarks/scale.py --nodes 1000 --json scale-1000.json
-    python benchmarks/scale.py --page scale-100.json scale-1000.json > docs/evidence/scale.md
+    python -m benchmarks.scale --nodes 100 --json scale-100.json
+    python -m benchmarks.scale --nodes 1000 --json scale-1000.json
+    python -m benchmarks.scale --page scale-100.json scale-1000.json > docs/evidence/scale.md
 
 A run takes `--minutes` (an hour and a bit, so that there is an hour to ask for) and then some more to measure queries. Prometheus
 and `python -m benchmarks.simulation` run on this machine with whatever else runs on it: CPU seconds and wall time are both given, and the load.
@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from benchmarks.prose import wrapped
-from benchmarks.scale_measure import Setup, measure
-from benchmarks.scale_page import page
+from benchmarks.scale.measure import Setup, measure
+from benchmarks.scale.page import page
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument(

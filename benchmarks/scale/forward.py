@@ -1,6 +1,6 @@
 """What it costs to forward a fleet's series to another store: the middle layer of ten thousand nodes.
 
-    python benchmarks/scale_forward.py --nodes 1000 --minutes 2 --scrape 15
+    python -m benchmarks.scale.forward --nodes 1000 --minutes 2 --scrape 15
 
 For each number of nodes and each way, `python -m benchmarks.simulation` is scraped for `--minutes` and written to a real VictoriaMetrics:
 
@@ -26,9 +26,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.scale_measure import _cpu_s, _rss_bytes, _sum
+from benchmarks.scale.measure import _cpu_s, _rss_bytes, _sum
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import Prices
 from tests.servers import free_port, stop, wait_for
@@ -39,7 +37,11 @@ KEPT = "(owner_kind|kind):.*|ALERTS"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale.forward",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000])
     parser.add_argument("--minutes", type=float, default=4, help="how long is measured, after a minute and a half")
     parser.add_argument("--scrape", type=int, default=30, help="scrape interval in seconds")

@@ -1,4 +1,4 @@
-"""docs/evidence/scale.md, from what `scale_measure` saw: tables, and the arithmetic to ten thousand nodes."""
+"""docs/evidence/scale.md, from what `measure.py` saw: tables, and the arithmetic to ten thousand nodes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
         setup = run["setup"]
         nice = f" --nice {setup['nice']}" if setup["nice"] else ""
         often = f" --scrape {setup['scrape_s']} --evaluate {setup['evaluate_s']}"
-        yield f"GOGC=75 python benchmarks/scale.py --nodes {setup['nodes']} --minutes {setup['minutes']:g}{often}{nice} --json {_file(run)}"
+        yield f"GOGC=75 python -m benchmarks.scale --nodes {setup['nodes']} --minutes {setup['minutes']:g}{often}{nice} --json {_file(run)}"
     files = " ".join(map(_file, runs))
-    yield f"python benchmarks/scale.py --page {files} > docs/evidence/scale.md"
+    yield f"python -m benchmarks.scale --page {files} > docs/evidence/scale.md"
     last = runs[-1]
     loads = " and ".join(f"{run['load']:.0f}" for run in runs)
     preferred = (

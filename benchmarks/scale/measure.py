@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale_queries import QUERIES
+from benchmarks.scale.queries import QUERIES
 from gpuwatch.alerting.render import groups, render
 from gpuwatch.alerting.thresholds import Prices
 from tests.servers import Server, free_port, get_json, start_prometheus, wait_for

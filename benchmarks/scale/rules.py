@@ -1,8 +1,8 @@
 """Two rules files, compared: what they cost on the same series, and whether they record the same.
 
     git show main:deploy/prometheus/rules/gpuwatch.yml > old.yml
-    python benchmarks/scale_rules.py old.yml deploy/prometheus/rules/gpuwatch.yml --nodes 300 --minutes 25
-    python benchmarks/scale_rules.py old.yml deploy/prometheus/rules/gpuwatch.yml --nodes 40 --minutes 70 --results
+    python -m benchmarks.scale.rules old.yml deploy/prometheus/rules/gpuwatch.yml --nodes 300 --minutes 25
+    python -m benchmarks.scale.rules old.yml deploy/prometheus/rules/gpuwatch.yml --nodes 40 --minutes 70 --results
 
 The first scrapes simulated nodes into one Prometheus, which evaluates the old rules and those whose records only the new file has. Then nothing is
 scraped, and the expressions of each group are evaluated in turn, old, new, old …: the least CPU seconds, and the bytes that Prometheus allocates, which
@@ -27,11 +27,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import yaml
 
-from benchmarks.scale_measure import Setup, _config, _cpu_s, _fleet, _own, _stop_scraping, _sum
+from benchmarks.scale.measure import Setup, _config, _cpu_s, _fleet, _own, _stop_scraping, _sum
 from benchmarks.simulation.page import NodePages
 from benchmarks.simulation.story import Node
 from tests.servers import Server, start_prometheus
@@ -45,7 +43,11 @@ _GOT = re.compile(r'(?:^|, )((?:[\w:]+)?\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}) (\S+?
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale.rules",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--nodes", type=int, default=300)
