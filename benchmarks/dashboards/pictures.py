@@ -1,4 +1,4 @@
-"""The pictures in docs/images: `python benchmarks/pictures.py`, about eight minutes. Look at them before you commit them.
+"""The pictures in docs/images: `python -m benchmarks.dashboards.pictures`, about eight minutes. Look at them before you commit them.
 
 The pages are the real ones in the real Chromium; the agent is the tests' fake one, with eight GPUs and an hour of history, and for
 Fleet a real Prometheus that holds a recorded day of a made-up fleet. Each page is taken at 1,440 px and at 390 px, light and dark.
@@ -21,9 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.dashboard_browser import opened
+from benchmarks.dashboards.browser import opened
 from tests.chromium import chromium
 from tests.integration.agent_process import Agent
 from tests.integration.dashboard_fake import RUN_ID, FakeAgent, a_run, streamlit_page
@@ -31,7 +29,7 @@ from tests.integration.dashboard_steps import MadeUpSteps
 from tests.integration.recorded_fleet import Share, recorded, write_blocks
 from tests.servers import prometheus_config, start_prometheus
 
-FOLDER = Path(__file__).parents[1] / "docs/images"
+FOLDER = Path(__file__).parents[2] / "docs/images"
 SIZES = {"": {"width": 1440, "height": 1000}, "-phone": {"width": 390, "height": 844}}
 LONGEST_PX = {"": 2600, "-phone": 1700}
 """How much of a page is shown."""
@@ -117,7 +115,9 @@ EVERY = (*PAGES, "demo", "job", "report")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.dashboards.pictures", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--only", nargs="+", choices=EVERY, default=EVERY)
     parser.add_argument("--into", type=Path, default=FOLDER)
     options = parser.parse_args()

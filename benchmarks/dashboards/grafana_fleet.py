@@ -1,6 +1,6 @@
 """How long Prometheus takes for each query of Grafana's "GPU fleet", over a day of a thousand nodes.
 
-    python benchmarks/grafana_fleet.py [--nodes 1000] [--hours 24]
+    python -m benchmarks.dashboards.grafana_fleet [--nodes 1000] [--hours 24]
 
 The store is written by promtool (tests/integration/recorded_fleet.py), with the levels' series at the rules' five minutes. What has a
 series for each GPU (the table of the worst ones) or needs a scrape is not in such a store, and is left out by name.
@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 import urllib.parse
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.grafana_variables import Asked, Variables, load
 from tests.integration.recorded_fleet import Share, recorded, write_blocks
@@ -56,7 +53,11 @@ def seconds(url: str, asked: Asked, hours: float) -> tuple[float, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.dashboards.grafana_fleet",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--hours", type=float, default=24)
     options = parser.parse_args()

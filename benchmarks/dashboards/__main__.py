@@ -1,6 +1,6 @@
 """What the pages cost: server CPU of a refresh, ten viewers, time to first content, a hidden tab, a run of a million steps, a fleet.
 
-    python benchmarks/dashboard.py [--seconds 30] [--no-browser] [--fleet 1000]
+    python -m benchmarks.dashboards [--seconds 30] [--no-browser] [--fleet 1000]
 
 The agent is the tests' fake one: eight GPUs, an hour of history, answers in a millisecond or two, in this process; a million steps it
 reads from a real history file, as the real one does. The page's process is measured alone, by /proc.
@@ -14,7 +14,6 @@ import contextlib
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,12 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import psutil
 
-from benchmarks.dashboard_browser import a_fleet, a_hidden_tab, a_million_steps, in_the_browser
-from benchmarks.dashboard_viewers import WINDOWS, cpu_s, viewers
+from benchmarks.dashboards.browser import a_fleet, a_hidden_tab, a_million_steps, in_the_browser
+from benchmarks.dashboards.viewers import WINDOWS, cpu_s, viewers
 from gpuwatch import wire
 from gpuwatch_agent.history import History, StepBatch, Tick
 from gpuwatch_agent.history.reader import HistoryReader
@@ -157,7 +154,9 @@ def a_week_of_a_fleet(nodes: int, browser: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.dashboards", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--seconds", type=float, default=30, help="how long each is watched")
     parser.add_argument("--no-browser", action="store_true")
     parser.add_argument(

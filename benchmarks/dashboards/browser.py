@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.dashboard_viewers import WINDOWS, cpu_s, server_of
+from benchmarks.dashboards.viewers import WINDOWS, cpu_s, server_of
 from tests.chromium import DESKTOP, chromium
 
 PATIENCE_MS, LOOK_MS = 180_000, 2000
