@@ -1,7 +1,7 @@
 """Calls of the CUDA runtime that gpuwatch adds to a training step, by kind, and their cost by medians of real GPUs.
 
     make test-cuda-runtime                                       # once: sets up .venv-cuda
-    .venv-cuda/bin/python benchmarks/device_calls.py [--json]
+    .venv-cuda/bin/python -m benchmarks.overhead.device_calls [--json]
 
 torch is its own CUDA build on a simulated runtime (tests/cuda_runtime), which counts each call. A step is two copies from pinned
 memory, work on the device and an optimizer's step. A bare loop's counts are taken from a watched loop's, so what is left is gpuwatch's.
@@ -15,18 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GPUWATCH_QUIET", "1")
 os.environ["GPUWATCH_ENDPOINT"] = f"ipc://{tempfile.gettempdir()}/gpuwatch-no-agent-{os.getpid()}.sock"
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import torch
 
 import gpuwatch
@@ -160,7 +156,11 @@ def table(results: dict[str, Calls]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead.device_calls",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--steps", type=int, default=200, help="steps that are counted, in each regime")
     parser.add_argument("--json", action="store_true", help="all calls by the runtime's names")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Loops over one small torch step, bare and measured by somebody: what `hook_overhead.py` compares.
+"""Loops over one small torch step, bare and measured by somebody: what `python -m benchmarks.overhead` compares.
 
 Every loop takes a number of steps and returns when the work of each step began and ended, in ns. A pair's two loops differ by the measuring alone: what is added
 by a Lightning profiler is distinguished from Lightning's own loop, not from a bare one.
@@ -18,8 +18,8 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from fakes import FakeDevice
 
+from benchmarks.fakes import FakeDevice
 from gpuwatch import Watch
 
 Times = list[tuple[int, int]]

@@ -102,9 +102,8 @@ def loss() -> dict[str, float]:
 
 def wire() -> dict[str, float]:
     """Bytes that the hook sends, all messages together, a step: at 10,000 steps a second and at 200."""
-    from fakes import MemorySender
-
     import gpuwatch
+    from benchmarks.fakes import MemorySender
 
     sizes = {}
     for name, count, every_ns in (("at_10000", 40_000, 100_000), ("at_200", 800, 5_000_000)):

@@ -1,6 +1,6 @@
 """What gpuwatch adds to a training step, compared with what others add, in one run. Written to docs/evidence/overhead.md by `--write`.
 
-python benchmarks/hook_overhead.py [--only KEY] [--million] [--write]
+    python -m benchmarks.overhead [--only KEY] [--million] [--write]
 
 Each variant has a process of its own, in which blocks of bare and of measured steps take turns: added µs are the median, over blocks, of the
 block's median step less that of the bare blocks before and after it. Peers that are not installed are left out and named.
@@ -21,20 +21,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from overhead_extras import EXTRAS, agent
-from prose import wrapped
+from benchmarks.overhead.extras import EXTRAS, agent
+from benchmarks.prose import wrapped
 
-PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "overhead.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "evidence" / "overhead.md"
 
 
-def child(*options: str, prefix: tuple[str, ...] = (sys.executable,), **environment: str) -> tuple[Any, str]:
-    """Run this file with options in a process of its own; return its JSON, None if it failed, and what it printed on stderr."""
+def child(*options: str, launcher: tuple[str, ...] = (), **environment: str) -> tuple[Any, str]:
+    """Run this program with options in a process of its own; return its JSON, None if it failed, and what it printed.
+
+    A launcher takes a script, not a module, and the options that it hands on after `--args`.
+    """
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "out.json"
-        given = [*options, "--out", str(out)]
-        command = [*prefix, __file__, *(["--args", *given] if len(prefix) > 1 else given)]
+        program = (*launcher, __file__, "--args") if launcher else (sys.executable, "-m", "benchmarks.overhead")
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}, check=False
+            [*program, *options, "--out", str(out)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env={**os.environ, **environment},
+            cwd=ROOT,
+            check=False,
         )
         printed_text = done.stdout + done.stderr
         return (json.loads(out.read_text()) if out.exists() else None), printed_text
@@ -42,7 +51,7 @@ def child(*options: str, prefix: tuple[str, ...] = (sys.executable,), **environm
 
 def cost(key: str) -> dict[str, Any] | str:
     """Return what a variant costs, or why it was not measured."""
-    from overhead_variants import VARIANTS
+    from benchmarks.overhead.variants import VARIANTS
 
     variant = next(variant for variant in VARIANTS if variant.key == key)
     if variant.needs and importlib.util.find_spec(variant.needs) is None:
@@ -62,17 +71,20 @@ def cost(key: str) -> dict[str, Any] | str:
 def _traceml() -> dict[str, Any] | str:
     program = shutil.which("traceml") or str(Path(sys.executable).parent / "traceml")
     with tempfile.TemporaryDirectory() as logs:
-        prefix = (program, "run", "--logs-dir", logs, "--no-save-training-output")
-        environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
-        # Its launcher wants the script before the options that it hands on.
-        measured, printed_text = child("--child", "traceml", prefix=prefix, **environment)
+        launcher = (program, "run", "--logs-dir", logs, "--no-save-training-output")
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+        places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {"PATH": path, "PYTHONPATH": places}
+        measured, printed_text = child("--child", "traceml", launcher=launcher, **environment)
     if measured is None:
         return f"failed: {printed_text.strip().splitlines()[-3:]}"
     return {**measured, "lost": printed_text.count("Step queue full, dropping")}
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--only", metavar="KEY", help="one variant, or one of: " + ", ".join(EXTRAS))
     parser.add_argument("--million", action="store_true", help="train 1,000,000 steps and measure the memory")
     parser.add_argument("--write", action="store_true", help="write docs/evidence/overhead.md; with the million steps")
@@ -88,14 +100,14 @@ def main() -> None:
         options.out.write_text(json.dumps(EXTRAS[options.child]()))
         return
     if options.child:
-        from overhead_measure import measure
-        from overhead_variants import VARIANTS
+        from benchmarks.overhead.measure import measure
+        from benchmarks.overhead.variants import VARIANTS
 
         variant = next(variant for variant in VARIANTS if variant.key == options.child)
         options.out.write_text(json.dumps(asdict(measure(variant))))
         return
-    from overhead_page import page, row
-    from overhead_variants import VARIANTS
+    from benchmarks.overhead.page import page, row
+    from benchmarks.overhead.variants import VARIANTS
 
     costs: dict[str, dict[str, Any] | str] = {}
     for variant in VARIANTS:

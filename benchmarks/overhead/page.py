@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from overhead_variants import VARIANTS, Variant
+
+from benchmarks.overhead.variants import VARIANTS, Variant
 
 Costs = Mapping[str, dict[str, Any] | str]
 
@@ -100,7 +101,7 @@ def page(costs: Costs, extras: Mapping[str, Any], on_a_gpu: str) -> str:
 ## On the host
 
 ```
-python benchmarks/hook_overhead.py --write
+python -m benchmarks.overhead --write
 ```
 
 Written by that command on {platform.system()}, {os.cpu_count()} cores, {where}, Python {platform.python_version()}, torch {torch.__version__}. The step is forward, backward and SGD of a small

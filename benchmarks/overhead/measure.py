@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from statistics import median, quantiles
 
-from overhead_variants import Loop, Variant, pair
+from benchmarks.overhead.variants import Loop, Variant, pair
 
 
 @dataclass(frozen=True)

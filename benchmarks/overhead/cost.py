@@ -1,6 +1,6 @@
 """What the hook adds to a step, in microseconds on the training thread, compared with a torch step of about 75 µs.
 
-python benchmarks/hook_cost.py [--blocks 60] [--steps 300]
+    python -m benchmarks.overhead.cost [--blocks 60] [--steps 300]
 
 Bare and watched loops take turns in one process, block by block, so that a slow minute of the machine falls on both. Each
 block gives the median of its steps; the cost of a variant is the median over blocks of its difference to the bare blocks
@@ -89,7 +89,9 @@ class Stopwatch:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead.cost", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--blocks", type=int, default=60)
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
