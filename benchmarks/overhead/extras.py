@@ -102,19 +102,21 @@ def loss() -> dict[str, float]:
 
 def wire() -> dict[str, float]:
     """Bytes that the hook sends, all messages together, a step: at 10,000 steps a second and at 200."""
+    return {"at_10000": bytes_a_step(40_000, 100_000), "at_200": bytes_a_step(800, 5_000_000)}
+
+
+def bytes_a_step(count: int, every_ns: int) -> float:
+    """Return what the hook sends for so many steps, one every so many ns, divided by them."""
     import gpuwatch
     from benchmarks.fakes import MemorySender
 
-    sizes = {}
-    for name, count, every_ns in (("at_10000", 40_000, 100_000), ("at_200", 800, 5_000_000)):
-        sender = MemorySender()
-        watch = gpuwatch.Watch(quiet=True, endpoint=NO_AGENT)
-        watch._publisher.send_buffer.connect = lambda *_, sender=sender: sender
-        for _ in watch.steps(paced(count, every_ns)):
-            pass
-        watch.close()
-        sizes[name] = sum(len(frame) for frame in sender.frames) / count
-    return sizes
+    sender = MemorySender()
+    watch = gpuwatch.Watch(quiet=True, endpoint=NO_AGENT)
+    watch._publisher.send_buffer.sender = sender
+    for _ in watch.steps(paced(count, every_ns)):
+        pass
+    watch.close()
+    return sum(len(frame) for frame in sender.frames) / count
 
 
 _IMPORT = """
