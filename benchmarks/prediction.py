@@ -1,8 +1,8 @@
 """Predicted and achieved step time after following gpuwatch's advice, over a grid of loaders that are too slow.
 
-    python benchmarks/prediction.py            # the whole grid, about 8 minutes; Markdown on stdout
-    python benchmarks/prediction.py --quick    # three cells
-    python benchmarks/prediction.py --write    # docs/evidence/prediction.md
+    python -m benchmarks.prediction            # the whole grid, about 8 minutes; Markdown on stdout
+    python -m benchmarks.prediction --quick    # three cells
+    python -m benchmarks.prediction --write    # docs/evidence/prediction.md
 
 Each cell is trained twice, one time after the other in processes of their own: as given, and with the `num_workers` of the verdict's advice.
 Fetches sleep (storage, network) or compute on the CPU, for a known time a batch; the device's step is a sleep, as a training thread's is that
@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from prose import wrapped
+from benchmarks.prose import wrapped
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "evidence" / "prediction.md"
@@ -136,17 +136,14 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 def _run(cell: Cell, workers: int) -> dict[str, Any]:
     arguments = [cell.kind, str(cell.fetch_ms), str(cell.workers), str(cell.compute_ms), str(workers)]
-    environment = {
-        **os.environ,
-        "GPUWATCH_ENDPOINT": "ipc:///tmp/gpuwatch-benchmark-no-agent.sock",
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = {**os.environ, "GPUWATCH_ENDPOINT": "ipc:///tmp/gpuwatch-benchmark-no-agent.sock"}
     done = subprocess.run(
-        [sys.executable, __file__, "--train", *arguments],
+        [sys.executable, "-m", "benchmarks.prediction", "--train", *arguments],
         capture_output=True,
         text=True,
         check=True,
         env=environment,
+        cwd=ROOT,
         timeout=120,
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -188,7 +185,11 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.prediction",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true", help="write docs/evidence/prediction.md")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="cells whose fetches sleep, at a time [2]")

@@ -1,8 +1,8 @@
 """Two tables that people have published about slow loaders, made again in shape, with gpuwatch's verdict next to each row.
 
-    python benchmarks/published_tables.py            # about 3 minutes; Markdown on stdout
-    python benchmarks/published_tables.py --quick    # three rows of the first table, both ends of the second
-    python benchmarks/published_tables.py --write    # docs/evidence/published-tables.md
+    python -m benchmarks.published_tables            # about 3 minutes; Markdown on stdout
+    python -m benchmarks.published_tables --quick    # three rows of the first table, both ends of the second
+    python -m benchmarks.published_tables --write    # docs/evidence/published-tables.md
 
 A scale model: the times of fetch, copy and step are taken from the tables (a tenth, or ten times, of them), fetches sleep, and the device is one
 that is only time, with a queue as a GPU has one. What is shown is what comes out of that when loaders, workers and queues are real: what a
@@ -28,11 +28,11 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from fakes import FakeDevice, measure_by
-from prose import wrapped
 from torch.utils.data import DataLoader, Dataset
 
 import gpuwatch
+from benchmarks.fakes import FakeDevice, measure_by
+from benchmarks.prose import wrapped
 
 ROOT = Path(__file__).resolve().parents[1]
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
@@ -191,7 +191,7 @@ def _says(found: dict[str, Any]) -> str:
 
 _TEXT = """# Published tables, reproduced
 
-    python benchmarks/published_tables.py --write
+    python -m benchmarks.published_tables --write
 
 Two published tables about slow loaders, as scale models: the times of fetch, copy and step are taken from the tables, fetches sleep,
 and the device only takes time, with a queue like a GPU's. Loaders, workers and queues are real. WHEN
@@ -216,7 +216,11 @@ The predicted gain is in the first row. Pinning gains as much as in the publishe
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.published_tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true", help="write docs/evidence/published-tables.md")
     arguments = parser.parse_args()

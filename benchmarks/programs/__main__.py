@@ -253,7 +253,9 @@ _PORT = [0]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.programs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="programs; without any, all of them")
     parser.add_argument("--write", action="store_true", help="write the page of the documentation")
     parser.add_argument("--words", action="store_true", help="print the words in the terminal too")

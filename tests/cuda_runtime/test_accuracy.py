@@ -1,4 +1,4 @@
-"""Every scenario of `benchmarks/accuracy.py` with torch's own CUDA events: injected time is reported within the same bound."""
+"""Every scenario of `python -m benchmarks.accuracy` with torch's own CUDA events: injected time is reported within the same bound."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.cuda_runtime.runtime import Runtime, loaded
 loaded()  # skips all of them
 pytestmark = pytest.mark.cuda_runtime
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCENARIOS = Path(__file__).parents[2] / "benchmarks" / "accuracy" / "scenarios.py"
 SECONDS = 1.5
 
 
 def scenarios() -> list[str]:
     """Return the names of all scenarios. They are read, not imported: that would import torch where this is only collected."""
-    tree = ast.parse((BENCHMARKS / "accuracy_scenarios.py").read_text(encoding="utf-8"))
+    tree = ast.parse(SCENARIOS.read_text(encoding="utf-8"))
     calls = [
         node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Scenario"
     ]
@@ -32,20 +32,16 @@ def test_injected_time_is_reported_within_two_points(
 ) -> None:
     # The stub of cuBLASLt does no maths; torch warns and takes plain cuBLAS.
     warnings.filterwarnings("ignore", "gemm_and_bias error")
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import accuracy
-    import accuracy_lab
+    from benchmarks.accuracy import lab, measure, page
 
     def spin(seconds: float) -> None:
         runtime.launch(round(seconds * 1e9))
 
-    monkeypatch.setattr(accuracy_lab, "cuda_device", lambda: accuracy_lab.TimedDevice("cuda", spin))
-    row = accuracy.measure(name, accuracy.DEVICE, SECONDS, accuracy.CUDA)
+    monkeypatch.setattr(lab, "cuda_device", lambda: lab.TimedDevice("cuda", spin))
+    row = measure.measure(name, measure.DEVICE, SECONDS, measure.CUDA)
     if not row.holds:  # a pause of the machine between two clocks is no error of the ledger: it does not come twice
-        row = accuracy.measure(name, accuracy.DEVICE, 2 * SECONDS, accuracy.CUDA)
+        row = measure.measure(name, measure.DEVICE, 2 * SECONDS, measure.CUDA)
     state, error = row.worst
-    assert abs(error) <= accuracy.BOUND_POINTS, (
-        f"{state}: {accuracy.shares(row.truth)} was {accuracy.shares(row.reported)}"
-    )
-    assert sum(row.reported.values()) == pytest.approx(100, abs=accuracy.BOUND_CLOSURE)
+    assert abs(error) <= measure.BOUND_POINTS, f"{state}: {page.shares(row.truth)} was {page.shares(row.reported)}"
+    assert sum(row.reported.values()) == pytest.approx(100, abs=measure.BOUND_CLOSURE)
     assert row.steps > 0

@@ -114,7 +114,7 @@ def passes_of(runtime: Runtime) -> Callable[[int, str], None]:
 def test_no_call_waits_for_the_device_and_few_are_made_a_step(runtime: Runtime, regime: str, most_us: float) -> None:
     """By the middle of what the calls take on GPUs. The goal is 10. A busy machine makes steps vary, and more of them are measured:
     then it is tried again, and 11 allowed. `tests/unit/ledger/test_device.py` counts the calls of steps that are alike."""
-    from benchmarks.device_calls import REGIMES, added_calls
+    from benchmarks.overhead.device_calls import REGIMES, added_calls
 
     calls = added_calls(runtime, REGIMES[regime], steps=200)
     for _ in range(2):

@@ -215,7 +215,7 @@ _PARALLEL = (
 
 def test_many_clients_at_once_cost_64_ranks_nothing(agent: Agent) -> None:
     """64 processes of a user, the agent restarted under them, and then everything asked for at once."""
-    command = [sys.executable, "-m", "benchmarks.agent_load", agent.endpoint, "64", "20", "0", "25"]
+    command = [sys.executable, "-m", "benchmarks.agent.load", agent.endpoint, "64", "20", "0", "25"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as load:
         assert load.stdout is not None
         pids = json.loads(load.stdout.readline())

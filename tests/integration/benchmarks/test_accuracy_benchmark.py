@@ -1,20 +1,20 @@
-"""A short run of `benchmarks/accuracy.py` on the torch device without hardware: the same bound of 2 points as in the full table."""
+"""A short run of `python -m benchmarks.accuracy` on the torch device without hardware: the same bound of 2 points as in the full table."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 from benchmarks import async_device
+from benchmarks.accuracy.measure import BOUND_CLOSURE, BOUND_POINTS, BUDGET, in_a_process
+from benchmarks.accuracy.page import shares
 from tests.programs import ROOT
 from tests.servers import require
 
-BENCHMARKS = ROOT / "benchmarks"
 SECONDS = 1.5
 ROWS = [
     ("constant wait", "host"),
@@ -52,28 +52,18 @@ def built() -> None:
     async_device.build()
 
 
-@pytest.fixture
-def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import accuracy
-
-    return accuracy
-
-
 @pytest.mark.alone
 @pytest.mark.parametrize(("name", "ledger"), ROWS)
-def test_injected_time_is_reported_within_two_points(name: str, ledger: str, accuracy: Any) -> None:
+def test_injected_time_is_reported_within_two_points(name: str, ledger: str) -> None:
     # A pause of the machine between two clocks is no error of the ledger: it does not come each time.
     for more in (1, 2, 4):
-        row = accuracy.in_a_process(name, ledger, more * SECONDS)
+        row = in_a_process(name, ledger, more * SECONDS)
         if row.holds:
             break
     state, error = row.worst
     assert row.timeline == ledger
-    assert abs(error) <= accuracy.BOUND_POINTS, (
-        f"{state}: {accuracy.shares(row.truth)} was {accuracy.shares(row.reported)}"
-    )
-    assert sum(row.reported.values()) == pytest.approx(100, abs=accuracy.BOUND_CLOSURE)
+    assert abs(error) <= BOUND_POINTS, f"{state}: {shares(row.truth)} was {shares(row.reported)}"
+    assert sum(row.reported.values()) == pytest.approx(100, abs=BOUND_CLOSURE)
     assert row.steps > 0
 
 
@@ -81,19 +71,17 @@ def test_injected_time_is_reported_within_two_points(name: str, ledger: str, acc
 @pytest.mark.parametrize(
     ("name", "copy_s"), [("pageable copies", 0.004), ("pinned copies, overlapped", 0.004), ("real network", 0.0)]
 )
-def test_events_around_launches_give_the_truth_that_a_device_gives_itself(
-    name: str, copy_s: float, accuracy: Any
-) -> None:
+def test_events_around_launches_give_the_truth_that_a_device_gives_itself(name: str, copy_s: float) -> None:
     """The way in which a GPU's truth is measured, tried on the device that knows its own."""
 
     def both() -> tuple[dict[str, int], dict[str, int], int]:
-        import accuracy_lab
-        import accuracy_scenarios
+        from benchmarks.accuracy.lab import OPERATION_S, Lab, TimedDevice
+        from benchmarks.accuracy.scenarios import named
 
-        device = accuracy_lab.TimedDevice(async_device.NAME, async_device.launch)
-        async_device.settings(op_s=accuracy_lab.OPERATION_S, to_device_s=copy_s)
-        lab = accuracy_lab.Lab(0.5, device, by_device=True, budget=accuracy.BUDGET)
-        accuracy_scenarios.named(name).run(lab)
+        device = TimedDevice(async_device.NAME, async_device.launch)
+        async_device.settings(op_s=OPERATION_S, to_device_s=copy_s)
+        lab = Lab(0.5, device, by_device=True, budget=BUDGET)
+        named(name).run(lab)
         lab.finish()
         return lab.true_ns(), lab.truth.device_ns(async_device.spans()), lab.truth.wall_ns
 
@@ -104,11 +92,12 @@ def test_events_around_launches_give_the_truth_that_a_device_gives_itself(
 
 
 def test_the_page_has_every_scenario_by_both_ledgers_and_the_command_runs_one() -> None:
-    page = (BENCHMARKS.parent / "docs" / "evidence" / "accuracy.md").read_text()
-    command = [sys.executable, str(BENCHMARKS / "accuracy.py"), "--only", "constant wait", "--seconds", "0.5"]
-    done = subprocess.run([*command, "--ledger", "host"], capture_output=True, text=True, timeout=180, check=False)
+    page = (ROOT / "docs" / "evidence" / "accuracy.md").read_text()
+    command = [sys.executable, "-m", "benchmarks.accuracy", "--only", "constant wait", "--seconds", "0.5"]
+    command += ["--ledger", "host"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd=ROOT)
     assert "constant wait" in done.stdout and "rows hold" in done.stderr
     host, device = page.split("## Host clock")[1].split("## Real torch device")
-    scenarios = (BENCHMARKS / "accuracy_scenarios.py").read_text().count("\n    Scenario(")
+    scenarios = (ROOT / "benchmarks" / "accuracy" / "scenarios.py").read_text().count("\n    Scenario(")
     assert host.count("\n| ") - 1 == device.split("\n## ")[0].count("\n| ") - 1 == scenarios
-    assert "python benchmarks/accuracy.py --write" in page
+    assert "python -m benchmarks.accuracy --write" in page

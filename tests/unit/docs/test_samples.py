@@ -293,6 +293,27 @@ def test_commands_within_the_text_have_their_options(path: Path) -> None:
         check(shlex.split(code.replace("…", "").replace("'", "").replace("\n", " ")))
 
 
+def test_benchmarks_that_are_named_exist_and_have_the_options() -> None:
+    programs = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"): path.read_text()
+        for path in (ROOT / "benchmarks").rglob("*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
+    named = set()
+    for path in [*PAGES, *(ROOT / ".github").rglob("*.yml"), *(ROOT / "benchmarks").rglob("*.[pm][yd]")]:
+        text = path.read_text()
+        assert "python benchmarks/" not in text, f"{path}: python -m benchmarks.…"
+        for program, words in re.findall(r"python -m (benchmarks(?:\.\w+)+)([^`\n#>]*)", text):
+            assert program in programs, f"{path}: {program}"
+            named.add(program)
+            options, source = re.findall(r"--([a-z-]+)", words), programs[program]
+            lacking = [
+                each for each in options if f'"--{each}"' not in source and f"    {each}: Annotated" not in source
+            ]
+            assert not lacking, f"{path}: {program}"
+    assert named == set(programs)
+
+
 def test_a_wrong_option_is_seen() -> None:
     for wrong in ("gpuwatch report last --jsn", "gpuwatch reprt", "timeout 10 /opt/bin/gpuwatch top --agnt x"):
         with pytest.raises(AssertionError):

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.recorded import BOUND_POINTS, BOUND_STEP_MS, Host, ReplayEvents, compare, main
-from benchmarks.recorded_trace import STATES, Op, TraceError, load, parse, true_times
+from benchmarks.recorded.__main__ import main
+from benchmarks.recorded.replay import BOUND_POINTS, BOUND_STEP_MS, Host, ReplayEvents, compare
+from benchmarks.recorded.trace import STATES, Op, TraceError, load, parse, true_times
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
 TABLE = {
@@ -338,6 +339,6 @@ def test_the_program_replays_what_it_can_and_names_what_it_cannot(
     assert "cut.json.gz" in shown["unread"][1]
     assert main([str(good)]) == 0
     assert "made-up" in capsys.readouterr().out
-    monkeypatch.setattr("benchmarks.recorded.BOUND_POINTS", -1.0)
+    monkeypatch.setattr("benchmarks.recorded.replay.BOUND_POINTS", -1.0)
     assert main([str(good)]) == 1
     assert "EXCEEDED compute off by" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from benchmarks.fakes import MemorySender
+from benchmarks.overhead.extras import bytes_a_step
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire.sockets import ZmqReceiver, ZmqSender
 
@@ -20,6 +21,10 @@ def test_the_memory_sender_refuses_while_it_is_not_connected() -> None:
     sender.connected = False
     assert not sender.send(b"two")
     assert sender.frames == [b"one"]
+
+
+def test_the_benchmark_of_bytes_a_step_counts_all_messages() -> None:
+    assert 30 < bytes_a_step(2_000, 20_000) < 200, "the columns of each step, and the messages around them"
 
 
 def test_a_senders_options_keep_training_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

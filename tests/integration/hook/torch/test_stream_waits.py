@@ -13,16 +13,14 @@ torch = pytest.importorskip("torch")
 
 import gpuwatch  # noqa: E402
 from benchmarks import async_device  # noqa: E402
-from benchmarks.accuracy_lab import DATA, LAUNCH, OTHER  # noqa: E402
+from benchmarks.accuracy.lab import DATA, LAUNCH, OTHER, AsyncDevice, Lab  # noqa: E402
 from benchmarks.async_device import NAME, launch  # noqa: E402
 from tests.integration.benchmarks.test_async_device import on_the_device  # noqa: E402
-from tests.programs import ROOT  # noqa: E402
 from tests.servers import require  # noqa: E402
 
 pytestmark = pytest.mark.alone
 MOST_POINTS = 10.0
-"""Booked wrongly it would be 50 and more, and on a busy machine the host wakes up late. The rows of `benchmarks/accuracy.py` hold 2."""
-BENCHMARKS = ROOT / "benchmarks"
+"""Booked wrongly it would be 50 and more, and on a busy machine the host wakes up late. The rows of `python -m benchmarks.accuracy` hold 2."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,12 +45,9 @@ def slowly(batches: int = 1000) -> Iterator[int]:
 
 
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+def lab() -> Callable[[], Any]:
     """Return what makes a watched training that keeps the truth: for the fork, which has the device."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import accuracy_lab
-
-    return lambda: accuracy_lab.Lab(1.0, accuracy_lab.AsyncDevice(), by_device=True, budget=1.0)
+    return lambda: Lab(1.0, AsyncDevice(), by_device=True, budget=1.0)
 
 
 def points_off(lab: Any) -> dict[str, float]:
@@ -106,10 +101,10 @@ def test_a_synchronize_waits_for_work_and_is_no_pause_of_the_host(
 @on_the_device
 def test_a_loop_without_a_loader_waits_for_copies_on_another_stream(ahead: int, lab: Any) -> None:
     """The stream of the copies was taken for the training's, and all of its time for compute."""
-    import accuracy_scenarios
+    from benchmarks.accuracy.scenarios import Launches
 
     lab = lab()
-    model, bounds = accuracy_scenarios.Launches(lab), lab.watch.session.torch_hooks.optimizer
+    model, bounds = Launches(lab), lab.watch.session.torch_hooks.optimizer
     hook = lab.optimizer.register_step_post_hook(lambda of, *_: None if bounds.hooks else bounds.stepped(of))
     main, side = torch.asyncdev.current_stream(), torch.asyncdev.Stream()
     batch, copied = torch.zeros(8).pin_memory(), []

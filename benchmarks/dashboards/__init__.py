@@ -1,0 +1,1 @@
+"""What the pages cost, Grafana's queries, and the pictures of the docs."""

@@ -1,0 +1,1 @@
+"""What gpuwatch adds to a training step, on the host and in calls of the device."""

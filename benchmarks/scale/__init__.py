@@ -1,0 +1,1 @@
+"""Prometheus with the shipped rules against simulated nodes."""
