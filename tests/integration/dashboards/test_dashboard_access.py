@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chromium import DESKTOP, PHONE, chromium
+from tests.chromium import DESKTOP, PHONE
 from tests.integration.dashboards.browser import WAIT_MS
 from tests.integration.dashboards.fake import RUN_ID, FakeAgent, a_run, streamlit_page
 from tests.integration.dashboards.steps import MadeUpSteps
@@ -40,13 +40,7 @@ def agent() -> Iterator[FakeAgent]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def url(browser: Any, agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with streamlit_page(agent.url, tmp_path_factory.mktemp("page") / "streamlit.log") as address:
         yield address
 
@@ -62,9 +56,9 @@ def broken_rules(page: Any) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("scheme", "viewport"), [("light", DESKTOP), ("dark", PHONE)], ids=["light", "dark"])
-def test_axe_finds_nothing_serious_and_all_fits(browser: Any, url: str, scheme: str, viewport: dict[str, int]) -> None:
-    context = browser.new_context(viewport=viewport, color_scheme=scheme)
-    page = context.new_page()
+def test_axe_finds_nothing_serious_and_all_fits(page: Any, url: str, scheme: str, viewport: dict[str, int]) -> None:
+    page.set_viewport_size(viewport)
+    page.emulate_media(color_scheme=scheme)
     for address, drawn in PAGES.items():
         page.goto(url + address)
         page.wait_for_selector(drawn, timeout=WAIT_MS)
@@ -74,12 +68,11 @@ def test_axe_finds_nothing_serious_and_all_fits(browser: Any, url: str, scheme: 
             f".filter(e => e.getBoundingClientRect().right > {viewport['width'] + 1}).map(e => e.outerHTML.slice(0, 120))"
         )
         assert wide == [], address
-    context.close()
 
 
-def test_messages_have_no_serious_finding(browser: Any, agent: FakeAgent, url: str) -> None:
-    context = browser.new_context(viewport=PHONE, color_scheme="dark")
-    page = context.new_page()
+def test_messages_have_no_serious_finding(page: Any, agent: FakeAgent, url: str) -> None:
+    page.set_viewport_size(PHONE)
+    page.emulate_media(color_scheme="dark")
     runs, agent.runs, agent.gpus = agent.runs, [], False
     try:
         page.goto(url)
@@ -92,12 +85,9 @@ def test_messages_have_no_serious_finding(browser: Any, agent: FakeAgent, url: s
         agent.start()
         agent.runs, agent.gpus = runs, True
     page.wait_for_selector(".gw-verdict", timeout=WAIT_MS)
-    context.close()
 
 
-def test_the_pages_are_reached_by_keyboard_and_every_chart_has_a_name(browser: Any, url: str) -> None:
-    context = browser.new_context(viewport=DESKTOP)
-    page = context.new_page()
+def test_the_pages_are_reached_by_keyboard_and_every_chart_has_a_name(page: Any, url: str) -> None:
     page.goto(f"{url}/?window=5+min")
     page.wait_for_selector(".st-key-panel-disk canvas", timeout=WAIT_MS)
     charts = "[...document.querySelectorAll('[data-testid=stEChartsChart]')]"
@@ -113,4 +103,3 @@ def test_the_pages_are_reached_by_keyboard_and_every_chart_has_a_name(browser: A
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/run?run={RUN_ID}*", timeout=WAIT_MS)
     page.wait_for_selector(".st-key-panel-heat canvas", timeout=WAIT_MS)
-    context.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.chromium import DESKTOP, PHONE, chromium
+from tests.chromium import DESKTOP, PHONE
 from tests.integration.dashboards.fake import streamlit_page
 from tests.integration.recorded_fleet import Share, recorded, write_blocks
 from tests.servers import Server, prometheus_config, start_prometheus
@@ -43,13 +43,7 @@ def prometheus(store: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def url(browser: Any, prometheus: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(prometheus: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with streamlit_page("http://127.0.0.1:1", tmp_path_factory.mktemp("page") / "log", prometheus.url) as address:
         yield address
 
@@ -74,8 +68,7 @@ def hours(text: str) -> float:
     return float(text.removesuffix(" h").replace(",", ""))
 
 
-def test_fleet_has_the_numbers_that_were_put_in(browser: Any, url: str) -> None:
-    page = browser.new_context(viewport=DESKTOP).new_page()
+def test_fleet_has_the_numbers_that_were_put_in(page: Any, url: str) -> None:
     page.goto(f"{url}/fleet?window=24+h")
     assert figure(page, "gpus") == GPUS and figure(page, "nodes") == 3
     assert figure(page, "starved") == pytest.approx(100 * 8 * 0.5 / GPUS, abs=0.6)
@@ -95,12 +88,11 @@ def test_fleet_has_the_numbers_that_were_put_in(browser: Any, url: str) -> None:
     legend = " ".join(page.locator(".st-key-panel-fleet_states").inner_text().split())
     assert "waiting for data 4.00" in legend and "held idle 1.00" in legend and "stalled 0.40" in legend
     page.wait_for_selector(".st-key-panel-fleet_states canvas", timeout=WAIT_MS)
-    page.context.close()
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_what_is_lost_now_is_in_the_first_screen(browser: Any, url: str, viewport: Any) -> None:
-    page = browser.new_context(viewport=viewport).new_page()
+def test_what_is_lost_now_is_in_the_first_screen(page: Any, url: str, viewport: Any) -> None:
+    page.set_viewport_size(viewport)
     page.goto(f"{url}/fleet")
     first, second, third = rows(page, "lost_now")
     assert first == {
@@ -114,11 +106,9 @@ def test_what_is_lost_now_is_in_the_first_screen(browser: Any, url: str, viewpor
     assert page.locator(".st-key-panel-lost_now a", has_text="resnet").get_attribute("href") == "run?run=resnet"
     assert rows(page, "silent_nodes") == [{"Node": "node-9:9478"}]
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= viewport["width"]
-    page.context.close()
 
 
-def test_lost_time_is_reported_by_node_and_leads_there_and_the_link_keeps_it(browser: Any, url: str) -> None:
-    page = browser.new_context(viewport=DESKTOP).new_page()
+def test_lost_time_is_reported_by_node_and_leads_there_and_the_link_keeps_it(page: Any, url: str) -> None:
     page.goto(f"{url}/fleet?window=24+h")
     page.get_by_role("radio", name="By node").or_(page.get_by_role("button", name="By node")).first.click()
     second = rows(page, "by_node")[1]
@@ -133,11 +123,10 @@ def test_lost_time_is_reported_by_node_and_leads_there_and_the_link_keeps_it(bro
     [vit] = [each for each in rows(page, "by_run") if each["Run"] == "vit"]
     assert hours(vit["Stalled"]) == pytest.approx(0.4 * HOURS, rel=0.02)
     assert page.locator(".st-key-panel-by_run a", has_text="vit").get_attribute("href") == "run?run=vit"
-    page.context.close()
 
 
-def test_prometheus_away_and_back(browser: Any, store: Path, prometheus: Server, url: str) -> None:
-    page = browser.new_context(viewport=PHONE).new_page()
+def test_prometheus_away_and_back(page: Any, store: Path, prometheus: Server, url: str) -> None:
+    page.set_viewport_size(PHONE)
     page.goto(f"{url}/?window=1+h")
     page.get_by_text("No training run on").first.wait_for(timeout=WAIT_MS)
     wide = page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
@@ -149,25 +138,20 @@ def test_prometheus_away_and_back(browser: Any, store: Path, prometheus: Server,
     finally:
         prometheus.process.send_signal(18)
     page.get_by_text("No training run on").first.wait_for(timeout=WAIT_MS)
-    page.context.close()
 
 
-def test_without_prometheus_the_page_says_how_to_get_one(browser: Any, tmp_path: Path) -> None:
+def test_without_prometheus_the_page_says_how_to_get_one(page: Any, tmp_path: Path) -> None:
     with streamlit_page("http://127.0.0.1:1", tmp_path / "log") as url:
-        page = browser.new_context(viewport=DESKTOP).new_page()
         page.goto(f"{url}/fleet")
         page.get_by_text("The fleet needs a Prometheus.").wait_for(timeout=WAIT_MS)
         assert "--prometheus" in page.locator(".gw-message").inner_text()
-        page.context.close()
 
 
-def test_prometheus_without_the_rules_says_so(browser: Any, tmp_path: Path) -> None:
+def test_prometheus_without_the_rules_says_so(page: Any, tmp_path: Path) -> None:
     with (
         start_prometheus(tmp_path / "empty", prometheus_config({})) as empty,
         streamlit_page("http://127.0.0.1:1", tmp_path / "log", empty.url) as url,
     ):
-        page = browser.new_context(viewport=DESKTOP).new_page()
         page.goto(f"{url}/fleet")
         page.get_by_text("no GPU time is recorded").wait_for(timeout=WAIT_MS)
         assert "gpuwatch rules" in page.locator(".gw-message").inner_text()
-        page.context.close()

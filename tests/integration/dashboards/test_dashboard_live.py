@@ -11,15 +11,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.chromium import DESKTOP, PHONE, chromium
+from tests.chromium import DESKTOP, PHONE
 from tests.integration.dashboards.browser import WAIT_MS, legend, number, place, tooltip
 from tests.integration.dashboards.fake import INPUT_SHARE, RUN_ID, FakeAgent, a_run, streamlit_page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +25,14 @@ def agent() -> Iterator[FakeAgent]:
 
 
 @pytest.fixture(scope="module")
-def url(browser: Any, agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with streamlit_page(agent.url, tmp_path_factory.mktemp("page") / "streamlit.log") as address:
         yield address
 
 
-@pytest.fixture
-def page(browser: Any, agent: FakeAgent, url: str) -> Iterator[Any]:
+@pytest.fixture(autouse=True)
+def nothing_yet(agent: FakeAgent) -> None:
     agent.runs, agent.gpus = [], False
-    context = browser.new_context(viewport=DESKTOP)
-    opened = context.new_page()
-    yield opened
-    context.close()
 
 
 def test_verdict_and_numbers(page: Any, agent: FakeAgent, url: str) -> None:
@@ -212,37 +202,31 @@ def test_eight_ranks_are_one_run_and_the_worst_one_is_first_and_marked(page: Any
     assert page.locator("[data-cause=straggler]").count() == 1
 
 
-def test_what_to_do_is_in_the_first_screen_of_a_phone(browser: Any, agent: FakeAgent, url: str) -> None:
+def test_what_to_do_is_in_the_first_screen_of_a_phone(page: Any, agent: FakeAgent, url: str) -> None:
     agent.runs, agent.gpus = eight_ranks(late=5), True
-    context = browser.new_context(viewport=PHONE)
-    page = context.new_page()
-    try:
-        page.goto(url)
-        page.locator(".gw-finding").first.wait_for(timeout=WAIT_MS)
-        page.locator("tr[data-rank]").first.wait_for(timeout=WAIT_MS)
-        bottom = page.evaluate("document.querySelector('.gw-finding .gw-advice').getBoundingClientRect().bottom")
-        assert bottom <= PHONE["height"]
-    finally:
-        context.close()
+    page.set_viewport_size(PHONE)
+    page.goto(url)
+    page.locator(".gw-finding").first.wait_for(timeout=WAIT_MS)
+    page.locator("tr[data-rank]").first.wait_for(timeout=WAIT_MS)
+    bottom = page.evaluate("document.querySelector('.gw-finding .gw-advice').getBoundingClientRect().bottom")
+    assert bottom <= PHONE["height"]
 
 
-def test_phone_has_nothing_outside_the_screen(browser: Any, agent: FakeAgent, url: str) -> None:
-    agent.runs, agent.gpus = [a_run(name="a-run-with-a-name-that-is-much-longer-than-any-phone-is-wide")], True
-    context = browser.new_context(viewport=PHONE)
-    page = context.new_page()
-    try:
-        page.goto(url)
-        page.wait_for_selector(".st-key-panel-gpu_power canvas", timeout=WAIT_MS)
-        wide = page.evaluate(
-            "[...document.querySelectorAll('.gw-verdict *, [class*=st-key-panel-], canvas')]"
-            f".filter(e => e.getBoundingClientRect().right > {PHONE['width']}).map(e => e.className)"
-        )
-        assert wide == []
-    finally:
-        context.close()
+def test_phone_has_nothing_outside_the_screen(page: Any, agent: FakeAgent, url: str) -> None:
+    name = "a-run-with-a-name-that-is-much-longer-than-any-phone-is-wide"
+    agent.runs, agent.gpus = [a_run(name=name)], True
+    page.set_viewport_size(PHONE)
+    page.goto(url)
+    page.locator(".gw-name", has_text=name).wait_for(timeout=WAIT_MS)
+    page.wait_for_selector(".st-key-panel-gpu_power canvas", timeout=WAIT_MS)
+    wide = page.evaluate(
+        "[...document.querySelectorAll('.gw-verdict *, [class*=st-key-panel-], canvas')]"
+        f".filter(e => e.getBoundingClientRect().right > {PHONE['width']}).map(e => e.className)"
+    )
+    assert wide == []
 
 
-def test_log_of_the_page_is_quiet(page: Any, agent: FakeAgent, browser: Any, tmp_path: Path) -> None:
+def test_log_of_the_page_is_quiet(page: Any, agent: FakeAgent, tmp_path: Path) -> None:
     agent.runs = [a_run()]
     log = tmp_path / "streamlit.log"
     with streamlit_page(agent.url, log) as own:
@@ -272,8 +256,8 @@ def test_charts_and_text_show_the_reader_s_own_time(browser: Any, agent: FakeAge
 def test_chart_says_the_values_under_the_pointer_and_a_click_looks_closer(
     page: Any, agent: FakeAgent, url: str
 ) -> None:
-    agent.runs = [a_run(age_s=3000.0)]
-    page.goto(f"{url}/?window=1+h")
+    agent.runs = [a_run("long", age_s=3000.0)]
+    page.goto(f"{url}/?run=long&window=1+h")
     tip = tooltip(page, "ledger", 0.5)
     shares = dict(zip(re.findall(r"\n([a-z][a-z -]+)\n", tip), re.findall(r"\n([\d.]+)%", tip), strict=True))
     assert sum(float(share) for share in shares.values()) == pytest.approx(100, abs=1.5), tip

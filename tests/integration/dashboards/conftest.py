@@ -1,0 +1,32 @@
+"""A browser for each file of tests, and one tab in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.chromium import DESKTOP, chromium
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Any) -> Iterator[Any]:
+    context = browser.new_context()
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture
+def page(tab: Any) -> Iterator[Any]:
+    """Give the tab, empty, as large as a desk's screen: Chromium has compiled Streamlit's code there, which takes most of a first visit."""
+    tab.set_viewport_size(DESKTOP)
+    tab.emulate_media(color_scheme="light")
+    yield tab
+    tab.goto("about:blank")
