@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from benchmarks.dashboards.browser import a_fleet, a_hidden_tab, a_million_steps, in_the_browser
@@ -50,7 +51,8 @@ class KeptSteps(MadeUpSteps):
 
     def downsampled(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
         assert self.reader is not None
-        return self.reader.steps("million", 0, int(query["points"]))
+        found = self.reader.steps("million", 0, int(query["points"]))
+        return None if found is None else msgspec.to_builtins(found)
 
 
 @contextlib.contextmanager
@@ -73,7 +75,8 @@ def a_million_kept(start_s: float) -> Iterator[HistoryReader]:
         times = []
         for _ in range(3):
             begin = time.process_time()
-            assert history.reader.steps("million", 0, 6000)["steps"] == MESSAGES * PER_MESSAGE
+            found = history.reader.steps("million", 0, 6000)
+            assert found is not None and found.steps == MESSAGES * PER_MESSAGE
             times.append(time.process_time() - begin)
         print(f"the agent downsamples 1,000,000 steps in {statistics.median(times):.2f} s of CPU", flush=True)
         yield history.reader
