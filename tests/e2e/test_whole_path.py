@@ -11,6 +11,7 @@ import pytest
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
 from tests.chromium import DESKTOP, chromium
+from tests.integration.dashboards.browser import WAIT_MS
 from tests.programs import agent, dashboard, end, hook_environment, training, truth
 from tests.servers import free_port, prometheus_config, start_alertmanager, start_prometheus, wait_for
 
@@ -73,10 +74,10 @@ def test_the_live_page_shows_the_run_and_its_injected_share_within_3_points(tmp_
     ):
         page = browser.new_page(viewport=DESKTOP)
         page.goto(page_server.url)
-        page.get_by_text("starving-run").first.wait_for(timeout=30_000)
+        page.get_by_text("starving-run").first.wait_for(timeout=WAIT_MS)
         sentence = re.compile(r"input-bound: (\d+)% of the time", re.IGNORECASE)
         verdict = page.get_by_text(sentence).first
-        verdict.wait_for(timeout=30_000)
+        verdict.wait_for(timeout=WAIT_MS)
         page.wait_for_timeout(10_000)  # it refreshes by itself; by then a finding is active too
         shown, at = sentence.search(verdict.inner_text()), time.time()
         page.get_by_text("num_workers").first.wait_for(timeout=10_000)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-WAIT_MS = 30_000
+WAIT_MS = 90_000
+"""A deadline that bounds a failure only: a first visit takes half a minute where seven programs share a processor."""
 LEFT_PX, RIGHT_PX = 64, 12
 """What lies outside a chart's axes: charts.GRID."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chromium import DESKTOP, chromium
+from tests.integration.dashboards.browser import WAIT_MS
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def tab(browser: Any) -> Iterator[Any]:
     context = browser.new_context()
+    context.set_default_timeout(WAIT_MS)
     yield context.new_page()
     context.close()
 

@@ -46,6 +46,7 @@ def page(agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     log = tmp_path_factory.mktemp("page") / "streamlit.log"
     with chromium() as browser, streamlit_page(agent.url, log) as url:
         context = browser.new_context(viewport=DESKTOP, base_url=url)
+        context.set_default_timeout(WAIT_MS)
         yield context.new_page()
         context.close()
     assert "Traceback" not in log.read_text()

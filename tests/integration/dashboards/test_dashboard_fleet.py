@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.chromium import DESKTOP, PHONE
+from tests.integration.dashboards.browser import WAIT_MS
 from tests.integration.dashboards.fake import streamlit_page
 from tests.integration.recorded_fleet import Share, recorded, write_blocks
 from tests.servers import Server, prometheus_config, start_prometheus
 
-WAIT_MS = 30_000
 HOURS = 24.0
 PRICE = 2.5
 FLEET = [

@@ -12,6 +12,7 @@ from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from tests.chromium import DESKTOP, chromium
+from tests.integration.dashboards.browser import WAIT_MS
 from tests.integration.dashboards.fake import GPU_NOW, INPUT_SHARE, RUN_ID, STEP_S, FakeAgent, a_run, streamlit_page
 from tests.servers import prometheus_config, require, start_prometheus, wait_for
 
@@ -78,7 +79,7 @@ def test_page_reads_prometheus(prometheus: str, tmp_path: Path) -> None:
     ):
         page = browser.new_context(viewport=DESKTOP).new_page()
         page.goto(url)
-        page.wait_for_selector(".gw-verdict[data-state=input]", timeout=30_000)
+        page.wait_for_selector(".gw-verdict[data-state=input]", timeout=WAIT_MS)
         assert "resnet50-a" in page.locator(".gw-name").inner_text()
         assert "input single process" in page.locator("[data-cause=input_single_process]").inner_text()
         assert page.locator("[data-testid=stException]").count() == 0

@@ -55,7 +55,8 @@ def check_hottest(found: dict[str, Any], pid: int) -> None:
         hottest = worker["lines"][0]
         assert Path(hottest["file"]) == PROGRAM and hottest["function"].endswith("decode"), worker
         assert "pixel" in source[hottest["line"] - 1]
-        assert hottest["function_ratio"] > 0.5 and hottest["ratio"] <= hottest["function_ratio"]
+        # A worker also waits for what the training process asks of it next, the longer the busier the machine is.
+        assert hottest["function_ratio"] > 0.25 and hottest["ratio"] <= hottest["function_ratio"]
         total = sum({line["function"]: line["function_ratio"] for line in worker["lines"]}.values())
         assert total + worker["elsewhere_ratio"] == pytest.approx(1, abs=0.1)
 
