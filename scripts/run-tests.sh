@@ -3,7 +3,7 @@
 #   unit    tests/unit and promtool's, which compute: in one process, which imports them once, all along with what the others leave of the
 #           processors.
 #   shared  those of the others that may share the machine: they mostly wait, so several files run at a time, also on two cores.
-#   alone   after these, those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too;
+#   alone   after these, those that measure time or take all cores, marked `alone`: three files at a time, as these mostly wait too;
 #           one where other programs have a processor, as a second file would take the time that the first one measures.
 # What fails in `alone` runs once more while nothing else does, as a machine has other work at times. A test that passes only then is
 # listed. In the other parts no test depends on the machine's load: what fails there has failed.
@@ -54,7 +54,7 @@ trap 'exit 130' INT TERM
 shared=$?
 # Interrupted, or a usage error of pytest: the other parts would end the same way.
 if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then exit "$shared"; fi
-if [ -z "${ALONE_WORKERS:-}" ]; then ALONE_WORKERS=1 && quiet && ALONE_WORKERS=2; fi
+if [ -z "${ALONE_WORKERS:-}" ]; then ALONE_WORKERS=1 && quiet && ALONE_WORKERS=3; fi
 (first alone "$ALONE_WORKERS" "$@")
 alone=$?
 wait "$unit_pid"
