@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pwd
 import re
@@ -33,7 +34,7 @@ with gpuwatch.Watch(quiet=True) as w:
         with w.step():
             time.sleep(0.02)
 """
-SHORT = "import gpuwatch; [None for _ in gpuwatch.Watch(quiet=True).steps(range(5))]"
+SHORT = "import time, gpuwatch; [time.sleep(0.3) for _ in gpuwatch.Watch(quiet=True).steps(range(5))]"  # a program that ends at once has 0.3 s to say so
 RESUMES = """
 import os, sys, time
 import gpuwatch
@@ -140,10 +141,14 @@ def test_a_task_of_an_array_is_found_by_the_id_that_squeue_shows(
     for name, value in site.slurm.env.items():
         monkeypatch.setenv(name, value)
     report = [sys.executable, "-m", "gpuwatch", "report", "--agent", site.agents["n1"].url, "--job"]
-    found = [
-        subprocess.run([*report, f"slurm:{name}"], check=True, capture_output=True, text=True).stdout
-        for name in (f"{array.strip()}_2", own)
-    ]
+
+    def reported(name: str) -> str:
+        done = subprocess.run([*report, f"slurm:{name}"], capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(done.stderr)  # not yet: the agent takes what a job has sent a moment later
+        return done.stdout
+
+    found = [wait_for("the report", functools.partial(reported, name), 20) for name in (f"{array.strip()}_2", own)]
     assert found[0] == found[1] and found[0].startswith(f"gpuwatch · job {own} · ")
     unknown = subprocess.run([*report, "999999_2"], capture_output=True, text=True)
     assert unknown.returncode == 2 and "no such job" in " ".join(unknown.stderr.split())
