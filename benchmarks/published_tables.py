@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 import gpuwatch
 from benchmarks.fakes import FakeDevice, measure_by
 from benchmarks.prose import wrapped
+from gpuwatch.hook import account
 
 ROOT = Path(__file__).resolve().parents[1]
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
@@ -93,6 +94,7 @@ def train(row: Row) -> dict[str, Any]:
     if os.environ.get(REALTIME) == "1":
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     device = FakeDevice()
+    account.device = lambda: "cuda"  # torch has none here, and is not asked: a step on the CPU would be blocked
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
     loader = DataLoader(Slow(row.fetch_ms / 1e3), batch_size=None, num_workers=row.workers, pin_memory=row.pinned)
     settled = 3 * max(4, row.workers)
