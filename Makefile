@@ -24,20 +24,16 @@ CUDA_STAMP := $(CUDA_VENV)/.installed
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-define install # installs torch, and then the arguments
+$(DEMO_STAMP): pyproject.toml requirements-demo.txt
 	$(PYTHON) -m venv $(VENV)
 	$(if $(UV),,$(PIP) --upgrade pip)
 	$(PIP) -r requirements-demo.txt $(CPU_INDEX) 2>/dev/null || $(PIP) -r requirements-demo.txt
-	$(PIP) $(1)
-endef
-
-$(DEMO_STAMP): pyproject.toml requirements-demo.txt
-	$(call install,--editable '.[all]')
+	$(PIP) --editable '.[all]'
 	@touch $@
 
-$(STAMP): pyproject.toml requirements-demo.txt requirements-test.txt
-	$(call install,-r requirements-test.txt --editable '.[dev]')
-	@touch $(DEMO_STAMP) $@
+$(STAMP): $(DEMO_STAMP) requirements-test.txt
+	$(PIP) -r requirements-test.txt --editable '.[dev]'
+	@touch $@
 
 demo: $(DEMO_STAMP) ## train with a bottleneck and watch it live (DEMO='--bottleneck eval --keep')
 	$(BIN)/gpuwatch demo $(DEMO)
