@@ -81,6 +81,12 @@ def _traceml() -> dict[str, Any] | str:
     return {**measured, "lost": printed_text.count("Step queue full, dropping")}
 
 
+def section(title: str) -> str:
+    """Return a section of the page that is written by hand."""
+    text = PAGE.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return f"## {title}\n\n{text.strip()}\n"
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.overhead", description=__doc__.splitlines()[0] if __doc__ else None
@@ -122,8 +128,7 @@ def main() -> None:
     if options.json:
         Path(options.json).write_text(json.dumps({"costs": costs, "extras": extras}))
     if options.only is None:
-        kept = PAGE.read_text().partition("## On a GPU")[2].partition("## On the host")[0].strip()
-        text = page(costs, extras, f"## On a GPU\n\n{kept}\n")
+        text = page(costs, extras, section("On a GPU"), section("What the table does not tell"))
         if options.write:
             PAGE.write_text(wrapped(text))
         print(text)

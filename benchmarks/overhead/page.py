@@ -82,8 +82,8 @@ def targets(costs: Costs, extras: Mapping[str, Any]) -> list[str]:
     return table
 
 
-def page(costs: Costs, extras: Mapping[str, Any], on_a_gpu: str) -> str:
-    """Return docs/evidence/overhead.md; `on_a_gpu` is its section of that title, which another command measures."""
+def page(costs: Costs, extras: Mapping[str, Any], on_a_gpu: str, notes: str) -> str:
+    """Return docs/evidence/overhead.md; `on_a_gpu`, which another command measures, and `notes` on the table are sections written by hand."""
     ours = costs.get("whole_host_timeline")
     unit = ours["added_us"] if isinstance(ours, dict) else None
     bares = sorted(cost["bare_us"] for cost in costs.values() if isinstance(cost, dict) and cost["bare_us"] < 1000)
@@ -113,6 +113,7 @@ does inside the step, nor the effect of the cold caches that it leaves behind. *
 
 {chr(10).join(table)}
 
+{notes}
 ## Targets
 
 {chr(10).join(targets(costs, extras))}
