@@ -1,4 +1,4 @@
-"""A browser for each file of tests, and one tab in it."""
+"""A browser for each file of tests, one tab in it, and the pages of the file's own `agent`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboards.browser import WAIT_MS
+from tests.integration.dashboards.fake import FakeAgent, streamlit_page
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,14 @@ def tab(browser: Any) -> Iterator[Any]:
     context.set_default_timeout(WAIT_MS)
     yield context.new_page()
     context.close()
+
+
+@pytest.fixture(scope="module")
+def url(agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("page") / "streamlit.log"
+    with streamlit_page(agent.url, log) as address:
+        yield address
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from tests.chromium import DESKTOP, PHONE
 from tests.integration.dashboards.browser import WAIT_MS
-from tests.integration.dashboards.fake import RUN_ID, FakeAgent, a_run, streamlit_page
+from tests.integration.dashboards.fake import RUN_ID, FakeAgent, a_run
 from tests.integration.dashboards.steps import MadeUpSteps
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -37,12 +37,6 @@ def agent() -> Iterator[FakeAgent]:
     fake.start()
     yield fake
     fake.stop()
-
-
-@pytest.fixture(scope="module")
-def url(agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with streamlit_page(agent.url, tmp_path_factory.mktemp("page") / "streamlit.log") as address:
-        yield address
 
 
 def broken_rules(page: Any) -> dict[str, list[str]]:

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboards.browser import WAIT_MS, legend, number
 from tests.integration.dashboards.fake import INPUT_SHARE, RUN_ID, STEP_S, FakeAgent, a_run, streamlit_page
 from tests.integration.dashboards.steps import MadeUpSteps
 from tests.servers import prometheus_config, require, start_prometheus, wait_for
 
 
-def test_run_without_its_agent_has_what_prometheus_knows_and_more_when_it_is_back(tmp_path: Path) -> None:
+def test_run_without_its_agent_has_what_prometheus_knows_and_more_when_it_is_back(page: Any, tmp_path: Path) -> None:
     require("prometheus")
     agent = FakeAgent([a_run(age_s=30.0)])
     agent.steps = {RUN_ID: MadeUpSteps(250, STEP_S, 0.064, 100)}
@@ -23,12 +22,10 @@ def test_run_without_its_agent_has_what_prometheus_knows_and_more_when_it_is_bac
     with (
         start_prometheus(tmp_path / "prometheus", config) as server,
         streamlit_page("http://127.0.0.1:1", tmp_path / "log", server.url) as url,
-        chromium() as browser,
     ):
         scrapes = "count_over_time(gpuwatch_run_up[1m])"
         wait_for("scrapes", lambda: (server.value(scrapes) or 0) >= 20, 60)
         agent.stop()
-        page = browser.new_context(viewport=DESKTOP).new_page()
         page.goto(f"{url}/run?run={RUN_ID}")
         missing = legend(page, "steps")
         assert f"The agent at {agent.url} does not answer: start it with" in missing
@@ -42,7 +39,6 @@ def test_run_without_its_agent_has_what_prometheus_knows_and_more_when_it_is_bac
         page.wait_for_selector(".gw-figure-steps", timeout=WAIT_MS)
         assert number(page, ".gw-figure-steps b") == 250
         page.wait_for_selector(".st-key-panel-step_time", state="detached", timeout=WAIT_MS)
-        page.context.close()
     agent.stop()
 
 
@@ -54,12 +50,11 @@ class BreaksOff(MadeUpSteps):
 
 
 @pytest.mark.alone  # it depends on deadlines of the product
-def test_an_agent_that_dies_between_two_questions_is_away_like_any_other(tmp_path: Path) -> None:
+def test_an_agent_that_dies_between_two_questions_is_away_like_any_other(page: Any, tmp_path: Path) -> None:
     agent = FakeAgent([a_run()])
     agent.steps = {RUN_ID: BreaksOff(250, STEP_S, 0.064, 100)}
     agent.start()
-    with streamlit_page(agent.url, tmp_path / "log") as url, chromium() as browser:
-        page = browser.new_context(viewport=DESKTOP).new_page()
+    with streamlit_page(agent.url, tmp_path / "log") as url:
         page.goto(f"{url}/run")
         page.wait_for_selector(".gw-message, [data-testid=stException]", timeout=WAIT_MS)
         assert page.locator("[data-testid=stException]").count() == 0
@@ -68,5 +63,4 @@ def test_an_agent_that_dies_between_two_questions_is_away_like_any_other(tmp_pat
         page.wait_for_selector(".gw-figure-steps", timeout=WAIT_MS)
         assert number(page, ".gw-figure-steps b") == 250
         assert page.locator(".gw-message").count() == 0
-        page.context.close()
     agent.stop()

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboards.browser import WAIT_MS, legend
-from tests.integration.dashboards.fake import FakeAgent, a_run, streamlit_page
+from tests.integration.dashboards.fake import FakeAgent, a_run
 from tests.integration.dashboards.steps import MadeUpSteps
 
 BEFORE, AFTER, WORSE = (
@@ -41,17 +40,6 @@ def agent() -> Iterator[FakeAgent]:
     fake.stop()
 
 
-@pytest.fixture(scope="module")
-def page(agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    log = tmp_path_factory.mktemp("page") / "streamlit.log"
-    with chromium() as browser, streamlit_page(agent.url, log) as url:
-        context = browser.new_context(viewport=DESKTOP, base_url=url)
-        context.set_default_timeout(WAIT_MS)
-        yield context.new_page()
-        context.close()
-    assert "Traceback" not in log.read_text()
-
-
 def cells(page: Any, run: str, row: str) -> list[str]:
     """Return what a row of a run's table says: before, after, change."""
     name = re.compile(f"^{re.escape(row)}$")
@@ -59,8 +47,8 @@ def cells(page: Any, run: str, row: str) -> list[str]:
     return [cell.inner_text() for cell in found.first.locator("td").all()]
 
 
-def test_two_runs_with_their_prediction(page: Any) -> None:
-    page.goto("/compare?runs=before,after")
+def test_two_runs_with_their_prediction(page: Any, url: str) -> None:
+    page.goto(f"{url}/compare?runs=before,after")
     outcome = page.locator(".gw-outcome[data-run=after]")
     outcome.wait_for(timeout=WAIT_MS)
     output = outcome.inner_text()
@@ -76,8 +64,8 @@ def test_two_runs_with_their_prediction(page: Any) -> None:
     )
 
 
-def test_a_run_of_more_steps_than_a_report_takes_is_drawn_from_its_start(page: Any) -> None:
-    page.goto("/compare?runs=before,long")
+def test_a_run_of_more_steps_than_a_report_takes_is_drawn_from_its_start(page: Any, url: str) -> None:
+    page.goto(f"{url}/compare?runs=before,long")
     page.locator(".gw-outcome[data-run=long]").wait_for(timeout=WAIT_MS)
     assert cells(page, "long", "steps") == ["10,000", "1,200,000", ""]
     assert cells(page, "long", "step times of") == ["all", "the last 20,000", ""]
@@ -87,8 +75,8 @@ def test_a_run_of_more_steps_than_a_report_takes_is_drawn_from_its_start(page: A
     assert "shown are" not in axis and "no longer stored" not in axis
 
 
-def test_a_third_run_joins_and_is_kept_in_the_link(page: Any) -> None:
-    page.goto("/compare?runs=before,after")
+def test_a_third_run_joins_and_is_kept_in_the_link(page: Any, url: str) -> None:
+    page.goto(f"{url}/compare?runs=before,after")
     page.locator("[data-testid=stMultiSelect] input").click(timeout=WAIT_MS)
     page.get_by_role("option", name=re.compile("^worse")).click()
     worse = page.locator(".gw-outcome[data-run=worse]")
@@ -100,18 +88,18 @@ def test_a_third_run_joins_and_is_kept_in_the_link(page: Any) -> None:
     assert "after" in legend(page, "speeds") or page.locator(".gw-outcome").count() == 2
 
 
-def test_without_a_link_the_newest_two_are_compared(page: Any) -> None:
-    page.goto("/compare")
+def test_without_a_link_the_newest_two_are_compared(page: Any, url: str) -> None:
+    page.goto(f"{url}/compare")
     outcome = page.locator(".gw-outcome[data-run=worse]")
     outcome.wait_for(timeout=WAIT_MS)
     assert "worse is slower: a step is 0.25× as fast as one of after" in outcome.inner_text()
 
 
-def test_one_run_is_too_few_and_the_page_says_what_to_do(page: Any, agent: FakeAgent) -> None:
+def test_one_run_is_too_few_and_the_page_says_what_to_do(page: Any, url: str, agent: FakeAgent) -> None:
     runs = agent.runs
     agent.runs = runs[:1]
     try:
-        page.goto("/compare")
+        page.goto(f"{url}/compare")
         page.get_by_text("One run is known so far. A comparison takes two.").wait_for(timeout=WAIT_MS)
     finally:
         agent.runs = runs

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboards.browser import WAIT_MS, number
 from tests.integration.dashboards.fake import FakeAgent, a_run, streamlit_page
 from tests.servers import wait_for
@@ -23,11 +22,10 @@ def show(page: Any, seen: bool) -> None:
     )
 
 
-def test_a_hidden_tab_asks_for_nothing_and_is_up_to_date_when_it_is_seen_again(tmp_path: Path) -> None:
+def test_a_hidden_tab_asks_for_nothing_and_is_up_to_date_when_it_is_seen_again(page: Any, tmp_path: Path) -> None:
     agent = FakeAgent([a_run()])
     agent.start()
-    with chromium() as browser, streamlit_page(agent.url, tmp_path / "streamlit.log") as url:
-        page = browser.new_context(viewport=DESKTOP).new_page()
+    with streamlit_page(agent.url, tmp_path / "streamlit.log") as url:
         page.goto(url)
         page.wait_for_selector(".st-key-panel-ledger canvas", timeout=WAIT_MS)
         first = agent.requests
@@ -43,5 +41,4 @@ def test_a_hidden_tab_asks_for_nothing_and_is_up_to_date_when_it_is_seen_again(t
         wait_for("the new number", lambda: number(page, ".gw-figure-p50 b") == 500, 20, 0.2)
         again = agent.requests
         wait_for("refreshes", lambda: agent.requests > again + 2, 20, 0.2)
-        page.context.close()
     agent.stop()

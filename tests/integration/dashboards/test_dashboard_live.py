@@ -24,12 +24,6 @@ def agent() -> Iterator[FakeAgent]:
     fake.stop()
 
 
-@pytest.fixture(scope="module")
-def url(agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with streamlit_page(agent.url, tmp_path_factory.mktemp("page") / "streamlit.log") as address:
-        yield address
-
-
 @pytest.fixture(autouse=True)
 def nothing_yet(agent: FakeAgent) -> None:
     agent.runs, agent.gpus = [], False

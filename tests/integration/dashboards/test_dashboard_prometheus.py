@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
-from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboards.browser import WAIT_MS
 from tests.integration.dashboards.fake import GPU_NOW, INPUT_SHARE, RUN_ID, STEP_S, FakeAgent, a_run, streamlit_page
 from tests.servers import prometheus_config, require, start_prometheus, wait_for
@@ -72,12 +72,10 @@ def test_every_panel_has_data_and_shares_sum_to_one(source: PrometheusSource) ->
             assert last == [pytest.approx(0.8, rel=0.05)]
 
 
-def test_page_reads_prometheus(prometheus: str, tmp_path: Path) -> None:
+def test_page_reads_prometheus(page: Any, prometheus: str, tmp_path: Path) -> None:
     with (
         streamlit_page("http://127.0.0.1:1", tmp_path / "streamlit.log", prometheus) as url,
-        chromium() as browser,
     ):
-        page = browser.new_context(viewport=DESKTOP).new_page()
         page.goto(url)
         page.wait_for_selector(".gw-verdict[data-state=input]", timeout=WAIT_MS)
         assert "resnet50-a" in page.locator(".gw-name").inner_text()

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboards.browser import WAIT_MS, legend, number, tooltip
-from tests.integration.dashboards.fake import FakeAgent, a_run, streamlit_page
+from tests.integration.dashboards.fake import FakeAgent, a_run
 from tests.integration.dashboards.steps import SLOW_S, MadeUpSteps
 
 STEPS = MadeUpSteps(1_000_000, 0.1, 0.03, 5000, device=True)
@@ -38,19 +37,8 @@ def agent() -> Iterator[FakeAgent]:
     fake.stop()
 
 
-@pytest.fixture(scope="module")
-def page(agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    log = tmp_path_factory.mktemp("page") / "streamlit.log"
-    with chromium() as browser, streamlit_page(agent.url, log) as url:
-        context = browser.new_context(viewport=DESKTOP, base_url=url)
-        context.set_default_timeout(WAIT_MS)
-        yield context.new_page()
-        context.close()
-    assert "Traceback" not in log.read_text()
-
-
-def test_a_million_steps(page: Any) -> None:
-    page.goto("/run?run=long")
+def test_a_million_steps(page: Any, url: str) -> None:
+    page.goto(f"{url}/run?run=long")
     assert number(page, ".gw-figure-steps b") == STEPS.count
     assert number(page, ".gw-figure-epochs b") == EPOCHS
     assert number(page, ".gw-figure-p50 b") == 100  # ms
@@ -68,8 +56,8 @@ def test_a_million_steps(page: Any) -> None:
     assert "the loader is the bottleneck" in past and "62%" in past
 
 
-def test_heat_map_has_its_slow_steps_where_epochs_begin(page: Any) -> None:
-    page.goto("/run?run=long")
+def test_heat_map_has_its_slow_steps_where_epochs_begin(page: Any, url: str) -> None:
+    page.goto(f"{url}/run?run=long")
     assert f"Full colour: {1e3 * SLOW_S:.0f} ms or more" in legend(page, "heat")
     name = page.locator(".st-key-panel-heat [role=img]").get_attribute("aria-label", timeout=WAIT_MS)
     assert name == "Data wait over the run: 100 rows; longest wait 500 ms"
@@ -78,9 +66,9 @@ def test_heat_map_has_its_slow_steps_where_epochs_begin(page: Any) -> None:
     assert "longest data wait 30" in middle.replace("\n", " "), middle
 
 
-def test_a_few_steps_are_shown_one_by_one_and_buttons_move_the_time(page: Any, agent: FakeAgent) -> None:
+def test_a_few_steps_are_shown_one_by_one_and_buttons_move_the_time(page: Any, url: str, agent: FakeAgent) -> None:
     start_s = agent.runs[0]["started_s"] + STEPS.begin_s(1000) - 0.01
-    page.goto(f"/run?run=long&from={start_s:.3f}&to={start_s + 2.0:.3f}")
+    page.goto(f"{url}/run?run=long&from={start_s:.3f}&to={start_s + 2.0:.3f}")
     assert number(page, ".gw-figure-steps b") == 20
     assert "What did each of these 20 steps do" in legend(page, "bars")
     name = page.locator(".st-key-panel-bars [role=img]").get_attribute("aria-label", timeout=WAIT_MS)
@@ -97,8 +85,8 @@ def test_a_few_steps_are_shown_one_by_one_and_buttons_move_the_time(page: Any, a
     assert "from=" not in page.url
 
 
-def test_ranks_stand_side_by_side_and_the_slow_one_is_marked(page: Any) -> None:
-    page.goto("/run?run=ranks&rank=1")
+def test_ranks_stand_side_by_side_and_the_slow_one_is_marked(page: Any, url: str) -> None:
+    page.goto(f"{url}/run?run=ranks&rank=1")
     slow = page.locator("tr[data-rank='1']")
     slow.wait_for(timeout=WAIT_MS)
     assert slow.get_attribute("data-slow") == "true" and "250 ms 2.50× the quickest" in slow.inner_text()
@@ -106,7 +94,7 @@ def test_ranks_stand_side_by_side_and_the_slow_one_is_marked(page: Any) -> None:
     assert legend(page, "rank_steps").endswith("rank 0 100 ms rank 1 100 ms")
 
 
-def test_run_without_kept_steps_says_so(page: Any) -> None:
-    page.goto("/run?run=short")
+def test_run_without_kept_steps_says_so(page: Any, url: str) -> None:
+    page.goto(f"{url}/run?run=short")
     page.get_by_text("No steps of this run are stored for this time range.").first.wait_for(timeout=WAIT_MS)
     assert number(page, ".gw-sentence") == 62
