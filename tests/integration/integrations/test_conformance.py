@@ -46,9 +46,8 @@ def test_every_way_in_gives_the_same_ledger(name: str, truth: w.Truth, tmp_path:
         asked = time.perf_counter()
         report = watch.report()
         wall_s = time.perf_counter() - begin
-    assert (
-        asked - made - 0.001 <= sum(report.states.values()) <= wall_s + 0.001
-    )  # the whole of it, whatever delays this program
+    # All of the time, whatever delays this program.
+    assert asked - made - 0.001 <= sum(report.states.values()) <= wall_s + 0.001
     print(name, w.table(dict(report.states), truth, wall_s))
     check(dict(report.states), truth, wall_s)
     assert sum(report.states.values()) == pytest.approx(report.duration_s, rel=0.002)

@@ -90,7 +90,7 @@ def test_a_program_ends_as_without_gpuwatch(end: str, source: str, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("how", "source", "ends"),
-    [("fork", "loader", [*CODES]), ("spawn", "none", ["raises", "exits", "SIGINT"])],
+    [("fork", "loader", [*CODES]), ("spawn", "none", ["raises", "exits", "SIGINT", "aborts"])],
 )
 def test_processes_of_multiprocessing_end_as_without_gpuwatch(
     how: str, source: str, ends: list[str], tmp_path: Path

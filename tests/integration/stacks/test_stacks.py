@@ -55,8 +55,7 @@ def check_hottest(found: dict[str, Any], pid: int) -> None:
         hottest = worker["lines"][0]
         assert Path(hottest["file"]) == PROGRAM and hottest["function"].endswith("decode"), worker
         assert "pixel" in source[hottest["line"] - 1]
-        # A worker also waits for what the training process asks of it next, the longer the busier the machine is.
-        assert hottest["function_ratio"] > 0.25 and hottest["ratio"] <= hottest["function_ratio"]
+        assert hottest["function_ratio"] > 0.5 and hottest["ratio"] <= hottest["function_ratio"]
         total = sum({line["function"]: line["function_ratio"] for line in worker["lines"]}.values())
         assert total + worker["elsewhere_ratio"] == pytest.approx(1, abs=0.1)
 
@@ -81,7 +80,7 @@ def test_the_hottest_line_of_each_worker_on_demand(tmp_path: Path) -> None:
 
 def test_a_finding_brings_its_stacks_into_api_and_report(tmp_path: Path) -> None:
     config = tmp_path / "gpuwatch.toml"
-    config.write_text("[stacks]\nautomatic = true\nseconds = 1\n")
+    config.write_text("[stacks]\nautomatic = true\nseconds = 3\n")  # on a busy machine one second may show little
     with Agent(tmp_path, "--config", str(config)) as agent, training(agent) as pid:
 
         def looked_at() -> dict[str, Any] | None:
