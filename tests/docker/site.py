@@ -18,9 +18,9 @@ from typing import Any
 
 from tests.docker.engine import Engine
 from tests.docker.images import ensure_images
+from tests.programs import ROOT
 from tests.servers import free_port, get_json, wait_for
 
-ROOT = Path(__file__).parents[2]
 SERVICES = ("agent", "prometheus", "alertmanager", "dashboard")
 """Without Grafana: where no registry answers, Debian has nothing to build its image from."""
 CHECKOUT = (

@@ -22,10 +22,10 @@ import pytest
 from gpuwatch_agent.gpus.allocations import read_folder
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
+from tests.programs import ROOT
 from tests.servers import require, wait_for
 from tests.slurm import NODES, Slurm, epilog_line, start_slurm
 
-ROOT = Path(__file__).parents[2]
 TRAINING = """
 import time, gpuwatch
 end = time.monotonic() + 300
@@ -34,7 +34,8 @@ with gpuwatch.Watch(quiet=True) as w:
         with w.step():
             time.sleep(0.02)
 """
-SHORT = "import time, gpuwatch; [time.sleep(0.3) for _ in gpuwatch.Watch(quiet=True).steps(range(5))]"  # a program that ends at once has 0.3 s to say so
+SHORT = "import time, gpuwatch; [time.sleep(0.3) for _ in gpuwatch.Watch(quiet=True).steps(range(5))]"
+"""Long enough to be heard of: a program that ends at once has 0.3 s for its last message, which is little on a busy machine."""
 RESUMES = """
 import os, sys, time
 import gpuwatch

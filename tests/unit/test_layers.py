@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT
+
 PACKAGES = {
     "gpuwatch": ROOT / "gpuwatch",
     "gpuwatch_agent": ROOT / "agent/gpuwatch_agent",

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.programs import ROOT
+
 TRAIN = """
 import json, sys, time
 import gpuwatch

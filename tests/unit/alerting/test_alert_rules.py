@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from dataclasses import Field, asdict, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +20,8 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, GPU_STATES, HELD_IDLE, HOST_WAIT, INPUT_WAIT, STALLED, TRANSFER
 from gpuwatch.ledger.timeline import STALL_FLOOR_NS, STALL_MEDIANS
 from gpuwatch.metrics import BY_NAME
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 
 

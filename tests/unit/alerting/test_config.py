@@ -10,8 +10,7 @@ import pytest
 from gpuwatch.config import AgentSettings, Config, NotifySettings, parse_config, read_config
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
-
-ROOT = Path(__file__).parents[3]
+from tests.programs import ROOT
 
 
 def test_every_section_is_read() -> None:

@@ -26,8 +26,8 @@ from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.reports.display import LOOKS
 from gpuwatch_dashboards import grafana
 from gpuwatch_dashboards.panels import BY_KEY, PANELS
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[3]
 NAMES = ("gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run")
 SCHEMA = json.loads((ROOT / "tests/fixtures/grafana/schema.json").read_text())["schemas"]
 OF_PROMETHEUS_ANNOTATIONS = {"expr", "step", "tagKeys", "titleFormat"}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import yaml
 
 from gpuwatch_dashboards.grafana import DATASOURCE
-
-ROOT = Path(__file__).parents[3]
+from tests.programs import ROOT
 
 
 def test_the_provisioned_data_source_is_the_one_that_the_dashboards_begin_with() -> None:

@@ -14,8 +14,8 @@ import yaml
 
 import gpuwatch
 from tests.charts import CHART, EVERYTHING, Manifest, manifests
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[3]
 RULES = ROOT / "deploy/prometheus/rules/gpuwatch.yml"
 CASES: Mapping[str, Mapping[str, Any]] = {
     "default": {},

@@ -5,11 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
-
-ROOT = Path(__file__).parents[3]
+from tests.programs import ROOT
 
 
 def test_the_committed_page_is_fresh_and_lists_every_threshold() -> None:

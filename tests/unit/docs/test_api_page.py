@@ -6,13 +6,12 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 
 from gpuwatch import api
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/reference/api.md").read_text()
 
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from gpuwatch.metrics import BY_NAME
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[3]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 

@@ -17,9 +17,9 @@ from gpuwatch.tools import doctor as report
 from gpuwatch.tools.doctor import CHECKS, examine
 from gpuwatch.tools.doctor.machine import Machine, Outcome, in_background, ok
 from gpuwatch.tools.doctor.software import KNOWN
+from tests.programs import ROOT
 
 MakeMachine = Callable[..., Machine]
-ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs/guides/doctor.md"
 SAMPLE = [
     Outcome("ok", "3.11.7", None, "Software", "python"),

@@ -17,9 +17,9 @@ from gpuwatch.formatting import as_json
 from gpuwatch.tools.reports import model
 from gpuwatch.tools.reports.comparison import Comparison, Prediction, compare
 from gpuwatch.tools.reports.gather import gather
+from tests.programs import ROOT
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource
 
-ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs" / "guides" / "report.md"
 SCHEMAS = ROOT / "docs" / "reference" / "schemas"
 

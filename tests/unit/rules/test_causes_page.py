@@ -13,8 +13,8 @@ from gpuwatch.diagnosis.finding import Rule
 from gpuwatch.diagnosis.rules import CAUSES, RULES, roots_of
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "concepts" / "causes.md").read_text()
 TABLE, ROOT_TABLE = (part.split("\n## ")[0] for part in (PAGE, PAGE.split("## Root first")[1]))
 ROWS = dict(re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", TABLE, re.M))
