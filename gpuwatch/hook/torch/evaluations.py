@@ -90,6 +90,7 @@ class Evaluations:
         if frame.f_code.co_name == "decorate_context":  # of a function that is decorated
             frame = frame.f_back
         place = id(frame.f_code), frame.f_lasti
+        self._optimizer.wake()
         before = self._places.get(place, 0 if len(self._places) < _MOST_PLACES else steps)
         self._places[place] = steps
         return steps - before >= APART

@@ -132,6 +132,7 @@ class TorchHooks:
 
     def end_loop(self) -> None:
         """The pass is over."""
+        self.optimizer.wake()
         if self._transfers is not None:
             self._transfers.remove()
 

@@ -15,6 +15,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any, Literal
 from weakref import ref
 
+from gpuwatch.hook.metering import FetchEvidence
 from gpuwatch.hook.recorder import METERED, MOST_TAKEN, Recorder
 from gpuwatch.hook.torch.patches import ModuleHook, Patches, remove_hooks
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
@@ -37,7 +38,6 @@ class OptimizerSteps:
         """`begin` is called when such a step, of quick ones not each, computes: not by the optimizer, whose hooks cannot be added to meanwhile."""
         self._recorder = recorder
         self._begin = begin
-        self.stepped = partial(self.guarded, self._stepped)  # called after each step of an optimizer
         self._own_ns = 0  # the hook's own time in the last steps on a device
         self.hooks: list[Any] = []  # after each step of an optimizer
         self._before: list[Any] = []  # before each, once it bounds steps
@@ -50,6 +50,7 @@ class OptimizerSteps:
         self._awaited: list[Callable[[Any], None]] = []  # what is called then
         self._next_forward = ModuleHook(_BEFORE, partial(self.guarded, self._begin_forward))  # the next with gradients
         self._forward_end = ModuleHook(_AFTER, partial(self.guarded, self._end_forward))  # of one without gradients
+        self._module_hooks = self._next_call, self._next_forward, self._forward_end
         self._begun_ns = 0  # when `begin` was last called in a steady step
         self._pass = 0  # the module whose pass without gradients is open
         self._bare = 0  # passes without gradients in this wait
@@ -63,21 +64,28 @@ class OptimizerSteps:
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
         self._is_hidden = False  # a compiled function may call the model, and is not seen
         self._compiled: Any = None  # the class of compiled models, once it is prepared for hooks
+        self._has_entered = False  # a compiled function was called
         self._frame, self._entered_module = 0, None  # that which calls a compiled model or function now, and this
         self._awaits_next = False  # whether the next forward pass is waited for after it
-        self._patches = Patches()
+        self._patches, self._of_compiler = Patches(), Patches()
         self.on_compiler: Callable[[], None] = lambda: None  # called when it is there, before hooks are added
         self._owner = object()
         self.level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
         self.is_covered: Callable[[], bool] | None = None  # a Watch that was opened later has this thread's steps
         self.count = self._count_at_drop = 0
+        self._loop = object()  # what bounds the steps in which an optimizer made its last one, if that is no optimizer
+        self._rests = (
+            False  # steps are not counted, as they bound nothing and are followed by nothing that the count is for
+        )
+        self._woken_at = 0  # `trained_steps` when `wake` was last called
         self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
         self._last: Callable[[], Any] = lambda: None  # the optimizer of the last of them
         self._has_failed = False
 
     def install(self) -> None:
         """Count from now on, once torch's optimizers are loaded."""
+        self.wake()
         if not self.hooks and (hook := at_each_optimizer_step(self.stepped)) is not None:
             self.hooks.append(hook)
 
@@ -88,7 +96,13 @@ class OptimizerSteps:
         self.await_call()
         self._leave_forward()
         self._patches.restore()
-        self._patches, self._compiled = Patches(), None
+        self._patches = Patches()
+        self._leave_compiler()
+
+    def _leave_compiler(self) -> None:
+        """See no compiled function any more, until modules are to have hooks again: torch asks at each step of an optimizer, too."""
+        self._of_compiler.restore()
+        self._of_compiler, self._compiled = Patches(), None
 
     def _leave_forward(self) -> bool:
         """Stop waiting for the next forward pass; return whether it was waited for."""
@@ -164,8 +178,27 @@ class OptimizerSteps:
             self._has_failed = True
             self._recorder.failed("bounding steps by the optimizer", error)
 
-    def _stepped(self, of: Any, *_: Any) -> None:
-        """An optimizer has made a step. On a device the hook's cost is metered. (Torch passes its arguments too.)"""
+    def wake(self) -> None:
+        """Count again: a pass begins or ends, a step of a loop is sampled, or what may be an evaluation begins."""
+        self._rests, self._woken_at = False, self.trained_steps
+
+    def stepped(self, of: Any, *_: Any) -> None:
+        """An optimizer has made a step. In a watched loop the next few are counted, as far as evaluations ask for. (Torch passes its arguments too.)"""
+        if self._rests:
+            return
+        recorder = self._recorder
+        if recorder.step_owner is self._loop and recorder.thread == get_ident():
+            self.count += 1
+            self._train(of)
+            if self.trained_steps - self._woken_at >= APART and type(self._loop) is FetchEvidence:
+                self._rests = True
+                if not (self._has_entered or any(hook.is_on for hook in self._module_hooks)):
+                    self._leave_compiler()
+        else:
+            self.guarded(self._stepped, of)
+
+    def _stepped(self, of: Any) -> None:
+        """An optimizer has made a step that may bound one. On a device the hook's cost is metered."""
         self._step(of)
         recorder = self._recorder
         if recorder.timeline is not None and recorder.step_owner is self._owner and self.count % METERED == 0:
@@ -190,9 +223,9 @@ class OptimizerSteps:
             self.on_first()
         is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
-            if self._trained_ns != recorder.begin_ns:
-                self._trained_ns, self.trained_steps = recorder.begin_ns, self.trained_steps + 1
-                self._last = ref(of)
+            self._train(of)
+            if owner is not TAKEN:
+                self._loop = owner
             return  # a step of a watched loop, or a declared one
         if self.is_covered and self.is_covered():
             self.give_way()
@@ -221,6 +254,12 @@ class OptimizerSteps:
             recorder.begin_part(DATA_WAIT, now)
         self._await_forward()
 
+    def _train(self, of: Any) -> None:
+        """Count the loop's open step as trained by this optimizer, once."""
+        began_ns = self._recorder.begin_ns
+        if self._trained_ns != began_ns:
+            self._trained_ns, self.trained_steps, self._last = began_ns, self.trained_steps + 1, ref(of)
+
     @property
     def _is_bare(self) -> bool:
         """Whether no forward pass of the open step was seen."""
@@ -231,11 +270,11 @@ class OptimizerSteps:
         if self._compiled is None and (compiler := sys.modules.get("torch._dynamo.eval_frame")) is not None:
             self._compiled = getattr(compiler, "OptimizedModule", None)
             self.on_compiler()
-            self._patches.wrap(self._compiled, "__call__", self._call_compiled)
+            self._of_compiler.wrap(self._compiled, "__call__", self._call_compiled)
             enters = next((name for name in _ENTERS if hasattr(compiler, name)), None)
             self._is_hidden = enters is None
             if enters is not None:
-                self._patches.wrap(compiler, enters, self._set_compiled)
+                self._of_compiler.wrap(compiler, enters, self._set_compiled)
         return not (self._is_hidden or self._frame)
 
     def _await_forward(self) -> None:
@@ -272,7 +311,7 @@ class OptimizerSteps:
                     self.guarded(call, module)
         self._awaits_next = self._next_forward.remove()  # it is a pass without gradients, or none
         self._forward_end.remove()
-        self._frame, self._entered_module = id(frame), module
+        self._frame, self._entered_module, self._has_entered = id(frame), module, True
 
     def _leave_compiled(self, frame: FrameType) -> None:
         if self._frame == id(frame):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -254,6 +257,70 @@ def test_a_loader_in_an_evaluation_is_a_part_of_it(loop: Loop) -> None:
     assert states == {"input_wait": 50, "compute": 250, "eval": 5 * 35}
     window, _, _ = loop.training.watch._publisher._window(closed=True)
     assert window.eval_wait_ratio == pytest.approx(12 / 35)
+
+
+def random_programs(random: Random) -> Iterator[tuple[str, int, dict[int, str], dict[int, str]]]:
+    """Passes over a quick loader: what each does, its number of steps, and what is done before and after single steps; and steps without a loader."""
+    for _ in range(random.randint(2, 4)):
+        count = random.choice([3, 20, 90])
+        habits = [random.choice([1, 3, 5, 40]), random.choice([2, 7, 33])]
+        names = random.choices(["in_mode", "without_gradients", "in_both", "decorated", "teacher", "mode_is_left"], k=2)
+        done = [
+            {number: name for number in range(count) if number % every == every - 1}
+            for every, name in zip(habits, names, strict=True)
+        ]
+        yield random.choice(["to its end", "left", "without a loader", "without training"]), count, done[0], done[1]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_ledger_is_the_same_as_if_each_step_of_an_optimizer_were_counted(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ledger(counts_all: bool) -> tuple[dict[str, float], int, int]:
+        random, training = Random(seed), Training(monkeypatch)
+        optimizer = training.watch.session.torch_hooks.optimizer
+        if counts_all:
+            monkeypatch.setattr(optimizer, "stepped", lambda of, *_: optimizer.guarded(optimizer._stepped, of))
+        loop: Any = Loop(training)
+        loop.frozen = deepcopy(loop.model)
+        made = {each.__name__: each for each in (in_mode, without_gradients, in_both, decorated, mode_is_left)}
+        calls = {**made, "teacher": functools.partial(teacher, number=0)}
+        for kind, count, before, after in random_programs(random):
+            loop.model.train()
+            batches: Any = range(count)
+            for number in batches if kind == "without a loader" else training.watch.steps(batches):
+                if number in before:
+                    calls[before[number]](loop)
+                if kind == "without training":
+                    loop.call(1)
+                    continue
+                training.step(0.25, 1)
+                if number in after:
+                    calls[after[number]](loop)
+                if kind == "left" and number == count - 2:
+                    break
+            training.clock.sleep_ms(2)
+        states, count, steps = training.states_ms(), optimizer.count, training.watch.report().steps
+        training.watch.close()
+        return states, steps, count
+
+    (states, steps, counted), (expected, of_all, all_counted) = ledger(False), ledger(True)
+    assert (states, steps) == (expected, of_all) and counted <= all_counted
+
+
+def test_in_a_loops_ordinary_steps_neither_optimizers_nor_compilers_are_asked(loop: Loop) -> None:
+    optimizer, enters = loop.training.watch.session.torch_hooks.optimizer, sys.modules["torch._dynamo.eval_frame"]
+    own, counted = enters._maybe_set_eval_frame, []
+    for _ in range(3):
+        for number in loop.training.watch.steps(range(300)):
+            loop.training.step(0, 1)
+            if number == 20:
+                assert enters._maybe_set_eval_frame is own
+        counted.append(optimizer.count)
+    each_pass = [after - before for before, after in pairwise(counted)]
+    assert all(each < 100 for each in each_pass), each_pass
+    loop.training.step(0, 1, loops=20)
+    assert optimizer.count == counted[-1] + 20 and loop.training.watch.report().steps == 3 * 300 + 19
 
 
 def test_torch_is_left_as_it_was(loop: Loop) -> None:
