@@ -26,6 +26,8 @@ class HistoryWriter:
         self._hangs = self._trim_is_due = False
         self.waiting: deque[tuple[Tick, int]] = deque()
         """Seconds that wait in memory for the disk, with their sizes in bytes."""
+        self._unwritten: dict[tuple[str, int], bytes] = {}  # newest records of runs in seconds that could not be written
+        self._skipped: dict[tuple[str, int], bytes] = {}  # and in those that were not kept in memory
         self.skipped = 0  # seconds that were not kept in memory either, as too many were waiting
 
     def commit(self, tick: Tick) -> bool:
@@ -34,12 +36,14 @@ class HistoryWriter:
         size = _SAMPLE_BYTES * len(tick.samples) + packed + sum(map(len, tick.runs.values()))
         if self.waiting and size + sum(size for _, size in self.waiting) > _MOST_WAITING_BYTES:
             self.skipped += 1
+            self._skipped.update(tick.runs)
         else:
-            self.waiting.append((tick, size))
+            self.waiting.append((tick._replace(runs={**self._skipped, **tick.runs}), size))
+            self._skipped = {}
         written = self._do(self._write_waiting)
         if written is not None and self.waiting:  # what has returned had begun before
             written = self._do(self._write_waiting)
-        is_behind = not written or bool(self.waiting)
+        is_behind = not written or bool(self.waiting or self._skipped)
         if is_behind != self._history.is_behind:  # before the page of this second is served
             with suppress(OSError):
                 self._marker.offer(lambda: self._history.mark_behind(is_behind), _MARK_WAIT_S)
@@ -68,10 +72,15 @@ class HistoryWriter:
             self._history.close()
 
     def _write_waiting(self) -> bool:
+        """Write them. A record of a run comes only when it has changed, so what could not be written is written with the next second."""
         written = True
         while self.waiting:
             try:
-                written = self._history.commit(self.waiting[0][0])
+                tick = self.waiting[0][0]
+                self._unwritten.update(tick.runs)
+                written = self._history.commit(tick._replace(runs=self._unwritten))
+                if written:
+                    self._unwritten = {}
             finally:
                 self.waiting.popleft()
         return written

@@ -224,6 +224,36 @@ def test_the_next_agent_knows_that_more_was_served_than_written(
     history.close()
 
 
+def test_a_record_that_could_not_be_written_is_written_with_the_next_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's record comes when it has changed: a quiet second after a failure says nothing of it, and was taken for the whole state."""
+    history = History(tmp_path / "history.db")
+    writer = HistoryWriter(history)
+
+    def commit(second: int, **records: bytes) -> bool:
+        runs = {(name, 0): record for name, record in records.items()}
+        return writer.commit(Tick(BEGIN_S + second, [], runs, [], [], []))
+
+    def kept() -> dict[str, bytes]:
+        return dict(history._connection.execute("SELECT run, record FROM run").fetchall())
+
+    assert commit(0, a=b"1", b=b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "_write", lambda tick: 1 / 0)
+        assert not commit(1, a=b"2") and not commit(2, a=b"3", c=b"1") and history.is_behind
+    assert commit(3, c=b"2") and not history.is_behind
+    assert kept() == {"a": b"3", "b": b"1", "c": b"2"}
+    with monkeypatch.context() as patch:  # the disk hangs, and memory is full
+        patch.setattr("gpuwatch_agent.history.writer._MOST_WAITING_BYTES", 0)
+        patch.setattr(writer, "_do", lambda work, waits=True: None)
+        for second, record in enumerate((b"4", b"5", b"6"), 4):
+            assert not commit(second, a=record)
+        assert writer.skipped == 2
+    assert commit(7) and not history.is_behind and kept()["a"] == b"6"
+    history.close()
+
+
 def test_an_error_of_work_that_is_pending_does_not_escape_close(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db")
     writer, may_fail = HistoryWriter(history), Event()
