@@ -18,6 +18,10 @@ from gpuwatch.hook.watch import open_watches
 # A shell gives SIGINT ignored to what it starts in the background, and so to the programs that tests press Ctrl-C in.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Torch's threads, one for each processor, spin while they wait for each other: a tenth of what the programs of tests compute, and where
+# several files run at a time, seconds.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ALONE = "pytest.mark.alone"
 HERE = Path(__file__).parent
 COMPUTE = (HERE / "unit", HERE / "integration/alerting/test_promtool.py")

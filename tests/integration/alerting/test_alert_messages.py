@@ -82,8 +82,8 @@ def config_text(folder: Path, slack: str, hook: str, mail_port: int, as_shipped:
     shipped = {"routes": config["route"]["routes"]} if as_shipped else {}
     config["route"] |= {"group_wait": "1s", "routes": [{"receiver": name, "continue": True} | shipped for name in own]}
     if as_shipped:  # The alerts of single runs, which wait for that about many, as long in proportion.
-        text = re.sub(r'("group_wait": )"1m"', r'\1"12 s"', json.dumps(config))
-        return re.sub(r'("group_(?:wait|interval)": )"\w+"', r'\1"3s"', text).replace('"12 s"', '"12s"')
+        text = re.sub(r'("group_wait": )"1m"', r'\1"20 s"', json.dumps(config))
+        return re.sub(r'("group_(?:wait|interval)": )"\w+"', r'\1"3s"', text).replace('"20 s"', '"20s"')
     return json.dumps(config | {"inhibit_rules": []})
 
 
@@ -240,7 +240,7 @@ def test_each_alert_from_its_series_to_its_message(tmp_path: Path) -> None:
         with site.going_on():
             site.evaluate(rules)
             all_alerts = {(name, name) for name in alerts()} | ALSO
-            wait_for("all messages", lambda: arrived(by_scenario(hook.accepted, marks, "firing"), all_alerts), 30)
+            wait_for("all messages", lambda: arrived(by_scenario(hook.accepted, marks, "firing"), all_alerts), 40)
             time.sleep(8)  # more of them would come with the next evaluations
             assert bad_rules(prometheus) == []
             fired = by_scenario(hook.accepted, marks, "firing")
