@@ -24,13 +24,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ALONE = "pytest.mark.alone"
 HERE = Path(__file__).parent
-COMPUTE = (HERE / "unit", HERE / "integration/alerting/test_promtool.py")
-"""The part `unit`: what computes and waits for nothing."""
+UNIT = HERE / "unit"  # the part `unit`: what computes and waits for nothing
 FIRST = (
     # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.
     ("test_async_device", "test_accuracy_benchmark"),
     # The longest, longest first: begun last, they would run while the other workers have nothing left.
     ("test_compose",),
+    ("test_promtool",),  # at the lowest priority
     ("test_ddp",),
     ("test_past_one_prometheus",),
     ("test_demo",),
@@ -71,7 +71,7 @@ def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    says = "only the tests of tests/unit and promtool's, or the others that may share the machine, or those marked `alone` (scripts/run-tests.sh)"
+    says = "only the tests of tests/unit, or the others that may share the machine, or those marked `alone` (scripts/run-tests.sh)"
     parser.addoption("--part", choices=("unit", "shared", "alone"), help=says)
 
 
@@ -95,19 +95,15 @@ def pytest_collection() -> Generator[None, object, object]:
 def part_of(item: pytest.Item) -> str:
     if item.get_closest_marker("alone") is not None:
         return "alone"
-    return "unit" if computes(item.path) else "shared"
-
-
-def computes(path: Path) -> bool:
-    return any(path.is_relative_to(each) for each in COMPUTE)
+    return "unit" if item.path.is_relative_to(UNIT) else "shared"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files that have no test of this part before Python reads them: to import them takes seconds."""
     part = config.getoption("--part")
-    if part is None or any(each.is_relative_to(collection_path) for each in COMPUTE if each != collection_path):
+    if part is None or (UNIT.is_relative_to(collection_path) and collection_path != UNIT):
         return None
-    if part != "alone" and computes(collection_path) != (part == "unit"):
+    if part != "alone" and collection_path.is_relative_to(UNIT) != (part == "unit"):
         return True
     if collection_path.suffix != ".py":
         return None

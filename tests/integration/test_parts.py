@@ -15,7 +15,6 @@ from tests.programs import ROOT
 
 FILES = {
     "test_waits.py": "def test_waits(): pass\n",
-    "integration/alerting/test_promtool.py": "def test_promtool(): pass\n",
     "unit/test_computes.py": "import pytest\ndef test_computes(): pass\n@pytest.mark.alone\ndef test_computes_alone(): pass\n",
     "test_measures.py": "import pytest\npytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]\ndef test_measures(): pass\n",
     "test_both.py": "import pytest\ndef test_waits_too(): pass\n@pytest.mark.alone\ndef test_measures_too(): pass\n",
@@ -53,7 +52,7 @@ def collected(project: Path, *options: str) -> tuple[set[str], str]:
 def test_every_test_is_in_one_part(project: Path, paths: tuple[str, ...]) -> None:
     unit, shared, alone = {"test_computes"}, {"test_waits_too"}, {"test_measures_too", "test_computes_alone"}
     if not paths:
-        unit, shared, alone = unit | {"test_promtool"}, shared | {"test_waits"}, alone | {"test_measures"}
+        shared, alone = shared | {"test_waits"}, alone | {"test_measures"}
     for part, tests in (("unit", unit), ("shared", shared), ("alone", alone)):
         assert collected(project, "--part", part, *paths)[0] == tests
     assert paths or collected(project)[0] == unit | shared | alone
@@ -64,7 +63,6 @@ def test_every_test_is_in_one_part(project: Path, paths: tuple[str, ...]) -> Non
     [
         ("unit", "test_waits.py"),
         ("shared", "unit/test_computes.py"),
-        ("shared", "integration/alerting/test_promtool.py"),
         ("alone", "test_waits.py"),
     ],
 )
