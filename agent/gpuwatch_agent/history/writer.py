@@ -26,7 +26,9 @@ class HistoryWriter:
         self._hangs = self._trim_is_due = False
         self.waiting: deque[tuple[Tick, int]] = deque()
         """Seconds that wait in memory for the disk, with their sizes in bytes."""
-        self._unwritten: dict[tuple[str, int], bytes] = {}  # newest records of runs in seconds that could not be written
+        self._unwritten: dict[
+            tuple[str, int], bytes
+        ] = {}  # newest records of runs in seconds that could not be written
         self._skipped: dict[tuple[str, int], bytes] = {}  # and in those that were not kept in memory
         self.skipped = 0  # seconds that were not kept in memory either, as too many were waiting
 

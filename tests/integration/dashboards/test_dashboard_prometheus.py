@@ -16,6 +16,9 @@ from tests.integration.dashboards.browser import WAIT_MS
 from tests.integration.dashboards.fake import GPU_NOW, INPUT_SHARE, RUN_ID, STEP_S, FakeAgent, a_run, streamlit_page
 from tests.servers import prometheus_config, require, start_prometheus, wait_for
 
+LATE = 0.15
+"""Of a rate over four seconds: a scrape that comes half a second late has a later value at the time it was planned for."""
+
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -46,7 +49,7 @@ def test_run_and_verdict(source: PrometheusSource) -> None:
         INPUT_SHARE, abs=0.12
     )  # of the last seconds: the fake's share swings by 0.1
     assert run.states["input_wait"] / sum(run.states.values()) == pytest.approx(INPUT_SHARE, abs=0.03)
-    assert run.recent is not None and run.recent.steps_per_s == pytest.approx(1 / STEP_S, rel=0.05)
+    assert run.recent is not None and run.recent.steps_per_s == pytest.approx(1 / STEP_S, rel=LATE)
     assert [finding.cause for finding in run.findings] == ["input_single_process"]
     assert tuple(gpu.state for gpu in source.node(run).gpus or ()) == GPU_NOW, "of each GPU its longest state"
 
@@ -69,7 +72,7 @@ def test_every_panel_has_data_and_shares_sum_to_one(source: PrometheusSource) ->
             assert sum(phases) == pytest.approx(0.96 * STEP_S, rel=0.1)
             assert sorted(percentiles) == [STEP_S, 0.131]
         if panel.key == "loader_workers":
-            assert last == [pytest.approx(0.8, rel=0.05)]
+            assert last == [pytest.approx(0.8, rel=LATE)]
 
 
 def test_page_reads_prometheus(page: Any, prometheus: str, tmp_path: Path) -> None:
