@@ -26,10 +26,8 @@ class HistoryWriter:
         self._hangs = self._trim_is_due = False
         self.waiting: deque[tuple[Tick, int]] = deque()
         """Seconds that wait in memory for the disk, with their sizes in bytes."""
-        self._unwritten: dict[
-            tuple[str, int], bytes
-        ] = {}  # newest records of runs in seconds that could not be written
-        self._skipped: dict[tuple[str, int], bytes] = {}  # and in those that were not kept in memory
+        self._unwritten: dict[tuple[str, int], bytes] = {}  # newest records of runs that could not be written yet
+        self._skipped: dict[tuple[str, int], bytes] = {}  # and of those in seconds that were not kept in memory
         self.skipped = 0  # seconds that were not kept in memory either, as too many were waiting
 
     def commit(self, tick: Tick) -> bool:
