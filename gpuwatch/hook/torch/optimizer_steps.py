@@ -75,9 +75,7 @@ class OptimizerSteps:
         self.is_covered: Callable[[], bool] | None = None  # a Watch that was opened later has this thread's steps
         self.count = self._count_at_drop = 0
         self._loop = object()  # what bounds the steps in which an optimizer made its last one, if that is no optimizer
-        self._rests = (
-            False  # steps are not counted, as they bound nothing and are followed by nothing that the count is for
-        )
+        self._rests = False  # steps are not counted, as they bound nothing and nothing asks for the count
         self._woken_at = 0  # `trained_steps` when `wake` was last called
         self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
         self._last: Callable[[], Any] = lambda: None  # the optimizer of the last of them

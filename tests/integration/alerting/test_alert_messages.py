@@ -82,8 +82,8 @@ def config_text(folder: Path, slack: str, hook: str, mail_port: int, as_shipped:
     shipped = {"routes": config["route"]["routes"]} if as_shipped else {}
     config["route"] |= {"group_wait": "1s", "routes": [{"receiver": name, "continue": True} | shipped for name in own]}
     if as_shipped:  # The alerts of single runs, which wait for that about many, as long in proportion.
-        text = re.sub(r'("group_wait": )"1m"', r'\1"20 s"', json.dumps(config))
-        return re.sub(r'("group_(?:wait|interval)": )"\w+"', r'\1"3s"', text).replace('"20 s"', '"20s"')
+        text = re.sub(r'("group_wait": )"1m"', r'\1"18 s"', json.dumps(config))
+        return re.sub(r'("group_(?:wait|interval)": )"\w+"', r'\1"4500ms"', text).replace('"18 s"', '"18s"')
     return json.dumps(config | {"inhibit_rules": []})
 
 
@@ -211,8 +211,8 @@ def test_each_alert_from_its_series_to_its_message(tmp_path: Path) -> None:
     """A real Prometheus, in which now is the moment of each alert's scenario, and a real Alertmanager as shipped: one message each, that of the golden files; and its end.
 
     What differs from a site: samples of the past are written and not scraped, and recorded from with `query_range`; rules are
-    evaluated every 2 s, `for` is 2 s (promtool's scenarios are about when they fire) and alerts are held for 6 s; Alertmanager
-    waits 3 s for a group. Windows, thresholds and texts are as shipped. The ends of UNENDED are left to promtool.
+    evaluated every 3 s, `for` is 3 s (promtool's scenarios are about when they fire) and alerts are held for 9 s; Alertmanager
+    waits 4.5 s for a group. Windows, thresholds and texts are as shipped. The ends of UNENDED are left to promtool.
     """
     marks = {name: f"-x{number:02d}" for number, name in enumerate(alerts())}
     scenarios = []
@@ -220,8 +220,8 @@ def test_each_alert_from_its_series_to_its_message(tmp_path: Path) -> None:
         test, asked, _ = complete(name)
         scenarios.append(scenario(test, asked["eval_time"], mark, ENDS.get(name, {})))
     recording = [rule for group in groups() for rule in group["rules"] if "record" in rule]
-    rules = re.sub(r"(?m)^( +(?:interval|for): )\w+$", r"\g<1>2s", render())
-    rules = re.sub(r"(keep_firing_for: |alert:\w+:value\[)15m", r"\g<1>6s", rules)
+    rules = re.sub(r"(?m)^( +(?:interval|for): )\w+$", r"\g<1>3s", render())
+    rules = re.sub(r"(keep_firing_for: |alert:\w+:value\[)15m", r"\g<1>9s", rules)
     with (
         webhook() as slack,
         webhook() as hook,
@@ -240,15 +240,15 @@ def test_each_alert_from_its_series_to_its_message(tmp_path: Path) -> None:
         with site.going_on():
             site.evaluate(rules)
             all_alerts = {(name, name) for name in alerts()} | ALSO
-            wait_for("all messages", lambda: arrived(by_scenario(hook.accepted, marks, "firing"), all_alerts), 40)
-            time.sleep(8)  # more of them would come with the next evaluations
+            wait_for("all messages", lambda: arrived(by_scenario(hook.accepted, marks, "firing"), all_alerts), 45)
+            time.sleep(12)  # more of them would come with the next evaluations
             assert bad_rules(prometheus) == []
             fired = by_scenario(hook.accepted, marks, "firing")
             shown = by_scenario(slack.accepted, marks, "firing")
             site.is_over = True
             all_ends = {(name, name) for name in ENDS}
-            wait_for("all ends", lambda: arrived(by_scenario(hook.accepted, marks, "resolved"), all_ends), 60)
-            time.sleep(4)
+            wait_for("all ends", lambda: arrived(by_scenario(hook.accepted, marks, "resolved"), all_ends), 90)
+            time.sleep(6)
         again = by_scenario(hook.accepted, marks, "firing")
         ended = by_scenario(hook.accepted, marks, "resolved")
     assert {key: len(bodies) for key, bodies in fired.items()} == dict.fromkeys(all_alerts, 1)

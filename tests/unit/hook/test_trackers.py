@@ -18,6 +18,7 @@ from gpuwatch.diagnosis.report import Report, make_report
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import trackers
 from gpuwatch.hook.trackers import INTERVAL_NS, LiveLog, tracker_of
+from tests.unit.hook.fakes import Clock, fake_watch
 from tests.unit.rules.windows import steps, window
 
 SECOND = 1_000_000_000
@@ -465,26 +466,29 @@ def test_a_notebook_s_verdict_is_redrawn_in_the_cell_that_runs(
 
 @pytest.mark.parametrize("in_thread", [True, False], ids=["thread", "callback"])
 def test_what_trains_between_two_cells_is_recorded(monkeypatch: pytest.MonkeyPatch, in_thread: bool) -> None:
-    kernel = Kernel(monkeypatch)
-    watch = gpuwatch.Watch(quiet=True)
+    kernel, clock = Kernel(monkeypatch), Clock()
+    watch = fake_watch(clock, monkeypatch)
 
     def train() -> None:
         for _ in watch.steps(range(20)):
-            pass
+            clock.sleep_ms(10)
 
     train()
     kernel.calls["post_run_cell"]("result")
+    clock.sleep_ms(300)
     if in_thread:
         thread = threading.Thread(target=train)
         thread.start()
         thread.join()
     else:
         train()
+    clock.sleep_ms(100)
     kernel.calls["pre_run_cell"]("info")
     train()
     report = watch.report()
     watch.close()
-    assert report.steps == 60 and report.phases.get("between cells", 0.0) < 0.5
+    assert report.steps == 60 and report.phases == {"between cells": pytest.approx(0.3)}, "the next steps end it"
+    assert report.states == pytest.approx({"compute": 0.6, "other": 0.4})
 
 
 def test_a_terminal_of_ipython_and_a_quiet_watch_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -319,8 +319,18 @@ def test_in_a_loops_ordinary_steps_neither_optimizers_nor_compilers_are_asked(lo
         counted.append(optimizer.count)
     each_pass = [after - before for before, after in pairwise(counted)]
     assert all(each < 100 for each in each_pass), each_pass
+    kept = iter(loop.training.watch.steps(range(300)))
+    for _ in range(40):
+        next(kept)
+        loop.training.step(0, 1)
+    before = optimizer.count
+    for _ in loop.training.watch.steps(range(1)):  # while the first iterator is there
+        loop.training.step(0, 1)
+    assert optimizer.count == before + 1
+    del kept
+    counted = [optimizer.count]
     loop.training.step(0, 1, loops=20)
-    assert optimizer.count == counted[-1] + 20 and loop.training.watch.report().steps == 3 * 300 + 19
+    assert optimizer.count == counted[-1] + 20 and loop.training.watch.report().steps == 3 * 300 + 40 + 1 + 19
 
 
 def test_torch_is_left_as_it_was(loop: Loop) -> None:
