@@ -289,7 +289,7 @@ class Publisher:
             if bye:
                 last = {"failed": self.raised, "conclusion": self._conclusion()}
                 buffer.append(encoder.message(wire.Bye, self._totals(), **last))
-            buffer.flush()
+            buffer.flush(held=self.hello_due)
         finally:
             self._dropped += len(unsent) - published
 

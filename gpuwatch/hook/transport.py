@@ -150,10 +150,10 @@ class SendBuffer:
             self.bytes -= len(old)
             self.steps_dropped += lost
 
-    def flush(self) -> None:
-        """Send as much as the agent takes without waiting."""
+    def flush(self, held: bool = False) -> None:
+        """Send as much as the agent takes without waiting; nothing while it is `held` back, for a Hello that was refused."""
         self._refused += 1
-        while self.frames and self.sender is not None and self.sender.send(self.frames[0][0]):
+        while self.frames and not held and self.sender is not None and self.sender.send(self.frames[0][0]):
             self.bytes -= len(self.frames.popleft()[0])
             self._refused = 0
 

@@ -69,9 +69,13 @@ def training(
         **variables,
     }
     command = [sys.executable, "-m", "gpuwatch", "run", *options, "--", sys.executable, "train.py", kind]
-    process = subprocess.Popen(command, cwd=directory, env=environment, stderr=subprocess.DEVNULL)
+    with (directory / "train.err").open("wb") as errors:
+        process = subprocess.Popen(command, cwd=directory, env=environment, stderr=errors)
     try:
         yield process
+    except BaseException:
+        print("the training's status:", process.poll(), (directory / "train.err").read_text()[-2000:])
+        raise
     finally:
         process.kill()
         process.wait(10)

@@ -125,25 +125,23 @@ def test_a_users_jobs_are_bounded_and_cost_no_other_ones(agent: WholeAgent) -> N
     assert "job-7" in jobs
 
 
-def test_a_flood_of_steps_takes_the_place_of_its_own_users_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent = WholeAgent(tmp_path, monkeypatch, BEGIN_NS, keep_bytes=4 << 20)
+def test_a_flood_of_steps_takes_the_place_of_its_own_users_history(agent: WholeAgent) -> None:
+    agent.history._keep_bytes = 4 << 20
     hook, bad = FakeHook(BEGIN_NS, run="honest"), FakeHook(BEGIN_NS, run="bad", sender="bad", pid=666)
 
     def disturb(second: int) -> None:
-        for _ in range(4):
-            message = bad.spend("compute", 100 * MS).message()
+        for _ in range(16):
+            message = bad.spend("compute", 60 * MS).message()
             agent.hear(
-                bad.hello(), msgspec.structs.replace(message, columns=columns(4096), first_step=bad.steps), peer=MALLORY
+                bad.hello(), msgspec.structs.replace(message, columns=columns(1024), first_step=bad.steps), peer=MALLORY
             )
-            bad.steps += 4096
+            bad.steps += 1024
 
     honest(agent, hook, 40, disturb)
     check_honest(agent, hook)
-    assert agent.history._used_bytes() < 8 << 20
-    assert agent.history.failures == 0
-    agent.close()
+    kept = agent.history.reader.steps("bad", 0, 20)
+    assert 0 < kept.steps < bad.steps / 4 and agent.receiver.rejected.total() == 0
+    assert agent.history._used_bytes() < 8 << 20 and agent.history.failures == 0
 
 
 def test_the_last_of_many_kept_runs_are_read(agent: WholeAgent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -46,16 +47,14 @@ class Clock:
 class WholeAgent:
     """`hear` takes frames, `tick` passes a second. `procfs` is empty: no process is visible."""
 
-    def __init__(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch, now_ns: int, keep_bytes: int = 1 << 30
-    ) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, now_ns: int) -> None:
         self.clock = Clock(now_ns)
         monkeypatch.setattr(sampler_module, "time", self.clock)
         monkeypatch.setattr(receiver_module, "time", self.clock)
         monkeypatch.setattr("gpuwatch_agent.history.writer._WAIT_S", 60.0)  # a busy machine is no disk that hangs
         procfs = directory / "proc"
         procfs.mkdir(exist_ok=True)
-        self.history = History(directory / "history.db", keep_bytes=keep_bytes, full_s=60.0)
+        self.history = History(directory / "history.db", full_s=60.0)
         self.receiver = Receiver(NoSocket(), self.clock.monotonic)  # type: ignore[arg-type]
         nothing = str(procfs)
         settings = AgentSettings(procfs=nothing, sysfs=nothing, shm=nothing, series=SERIES)
@@ -72,7 +71,10 @@ class WholeAgent:
         """Let time pass up to a moment, and do what the agent does once a second."""
         self.clock.now_ns = now_ns
         self.sampler._tick()
-        self.sampler.writer.tidy(self.sampler._retention_s(), True)
+        writer = self.sampler.writer
+        writer.tidy(self.sampler._retention_s(), True)
+        if writer._thread.pending is not None and not writer._hangs:
+            futures.wait([writer._thread.pending], 60)  # a test reads the writer's own connection
 
     def page(self) -> dict[tuple[str, ...], float]:
         assert self.sampler.snapshot is not None
@@ -97,4 +99,10 @@ class WholeAgent:
         reader.findings(run)
 
     def close(self) -> None:
-        self.sampler.writer.close()
+        writer = self.sampler.writer
+        writer.close()
+        for thread in (
+            writer._thread,
+            writer._marker,
+        ):  # which the traceback of a failed test would keep for all later tests
+            thread._calls.put(None)

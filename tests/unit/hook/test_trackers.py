@@ -376,7 +376,7 @@ def test_the_writers_of_tensorboard_are_searched_once_for_each_of_its_threads(
 
 def test_a_training_hands_over_in_its_own_thread_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way: the background thread prepares, the training thread logs, the end has the whole run."""
-    monkeypatch.setattr(LiveLog.__init__, "__defaults__", (SECOND // 10,))
+    monkeypatch.setattr("gpuwatch.hook.trackers.INTERVAL_NS", SECOND // 10)
     threads: list[str] = []
     values: list[dict[str, float]] = []
 

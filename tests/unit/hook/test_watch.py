@@ -519,6 +519,20 @@ def test_what_waits_for_an_agent_is_bounded_in_bytes_too(watch: Watch, clock: Cl
     assert sum(steps for _, steps in publisher.send_buffer.frames) + publisher._totals().records_dropped == 120_000
 
 
+def test_the_hello_comes_first_also_where_the_agent_connects_meanwhile(watch: Watch, clock: Clock) -> None:
+    """Steps without it are of a process that the agent does not know: "no running process that the agent can see"."""
+    sender = connect(watch)
+    send, refusals = sender.send, iter((False,))
+    sender.send = lambda frame: next(refusals, True) and send(frame)  # type: ignore[method-assign]
+    for _ in range(2):
+        loop(watch, clock)
+        turn(watch)
+    messages = reported(sender)
+    assert [type(message) for message in messages] == [wire.Hello, wire.Steps, wire.Steps]
+    columns = [message.columns["samples"] for message in messages if isinstance(message, wire.Steps)]
+    assert [len(column) // 8 for column in columns] == [3, 3]
+
+
 def test_an_open_phase_is_sent_with_its_time(watch: Watch, clock: Clock) -> None:
     sender = connect(watch)
     with watch.phase("eval"):
