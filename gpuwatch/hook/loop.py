@@ -118,6 +118,7 @@ class Loop(Generic[T]):
             return self._moved(self.fetch())
         if recorder.steady is owner:
             if not self._sampling.is_due():
+                self._session.guard(self._session.torch_hooks.optimizer.visit)
                 return self._take_fast()
             if recorder.meter.visits & 1:  # this sample only meters the hook
                 return self._sampling.meter(self._take_fast)

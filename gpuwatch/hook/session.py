@@ -129,7 +129,7 @@ class Session:
     def hand_over(self) -> None:
         """Log what the background thread has prepared, and print one line in a long first pass. Called by the training thread at sampled fetches."""
         self.requests.at_step()
-        self.torch_hooks.optimizer.wake()
+        self.guard(self.torch_hooks.optimizer.visit)
         for live in self.publisher.live:
             live.hand_over()
         while self.publisher.ranks.models:  # hooks of a model are added by the thread that calls it

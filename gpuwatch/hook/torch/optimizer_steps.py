@@ -24,6 +24,7 @@ from gpuwatch.ledger.states import EVAL
 _TEACHES, _OF_TEACHER = 5, 2
 """So many steps in a row begin with so few passes without gradients: those are no evaluation."""
 APART = 4  # what comes so many steps after the last time is not a part of each step
+_RESTS_FOR = 8  # visits
 _ENTERS = "_maybe_set_eval_frame", "set_eval_frame"  # by which torch's compiler enters a function, since 2.6 and before
 _COMPILED: Any = SimpleNamespace(training=True)
 _BEFORE, _AFTER = "register_module_forward_pre_hook", "register_module_forward_hook"
@@ -77,6 +78,8 @@ class OptimizerSteps:
         self._loop = object()  # what bounds the steps in which an optimizer made its last one, if that is no optimizer
         self._rests = False  # steps are not counted, as they bound nothing and nothing asks for the count
         self._woken_at = 0  # `trained_steps` when `wake` was last called
+        self._rested_for = 0  # visits since then
+        self._is_out = False  # torch does not have the hook meanwhile
         self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
         self._last: Callable[[], Any] = lambda: None  # the optimizer of the last of them
         self._has_failed = False
@@ -89,6 +92,7 @@ class OptimizerSteps:
 
     def remove(self) -> None:
         """Leave torch as it was."""
+        self._rests = self._is_out = False
         remove_hooks(self.hooks)
         remove_hooks(self._before)
         self.await_call()
@@ -177,8 +181,24 @@ class OptimizerSteps:
             self._recorder.failed("bounding steps by the optimizer", error)
 
     def wake(self) -> None:
-        """Count again: a pass begins or ends, a step of a loop is sampled, or what may be an evaluation begins."""
-        self._rests, self._woken_at = False, self.trained_steps
+        """Count again: a pass begins or ends, what may be an evaluation begins, or the last time is long ago."""
+        self._rests, self._woken_at, self._rested_for = False, self.trained_steps, 0
+        if self._is_out:
+            self._is_out = False
+            self.hooks[0].hooks_dict_ref()[self.hooks[0].id] = self.stepped
+
+    def visit(self) -> None:
+        """Take the hook away while it rests, as a call that does nothing costs 1 µs; now and then count again, to know what trains.
+
+        Called between two steps. Other threads may go through torch's hooks at any time: of several none is taken away.
+        """
+        if not self._rests:
+            return
+        self._rested_for += 1
+        if self._rested_for == _RESTS_FOR:
+            self.wake()
+        elif not self._is_out and len(hooks := self.hooks[0].hooks_dict_ref()) == 1:
+            self._is_out = hooks.pop(self.hooks[0].id, None) is not None
 
     def stepped(self, of: Any, *_: Any) -> None:
         """An optimizer has made a step. In a watched loop the next few are counted, as far as evaluations ask for. (Torch passes its arguments too.)"""
@@ -189,7 +209,7 @@ class OptimizerSteps:
             self.count += 1
             self._train(of)
             if self.trained_steps - self._woken_at >= APART and type(self._loop) is FetchEvidence:
-                self._rests = True
+                self._rests, self._count_at_drop = True, sys.maxsize  # `count` is too small from now on
                 if not (self._has_entered or any(hook.is_on for hook in self._module_hooks)):
                     self._leave_compiler()
         else:

@@ -676,6 +676,62 @@ def test_what_follows_a_batch_that_was_only_inspected_is_no_step(
     assert training.states_ms()["eval"] == 1000
 
 
+@pytest.mark.parametrize("wait_ms", [0.2, 5])
+@pytest.mark.parametrize("steps", [4, 7, 9, 20, 90])
+def test_a_batch_inspected_between_two_passes_is_a_loop_s_only_after_few_steps(
+    monkeypatch: pytest.MonkeyPatch, steps: int, wait_ms: float
+) -> None:
+    """Those of a pass were no longer counted after a few, which then looked like a loop of `next(iter(loader))`."""
+    monkeypatch.setattr(Session, "trained_nothing", TRAINED_NOTHING)
+
+    def ledger() -> tuple[int, dict[str, float]]:
+        training = Training(monkeypatch)
+        for _ in range(2):
+            next(iter(training.watch.steps(training.batches(1, 5))))
+            for _ in training.watch.steps(training.batches(steps, wait_ms)):
+                training.step(0, 10)
+        next(iter(training.watch.steps(training.batches(1, 5))))
+        training.step(30, 10, loops=30)
+        states = training.states_ms()
+        number = training.watch.report().steps
+        training.watch.close()
+        return number, states
+
+    found = ledger()
+    monkeypatch.setattr("gpuwatch.hook.torch.optimizer_steps.APART", 1 << 60)  # all are counted
+    assert found == ledger()
+
+
+@pytest.mark.parametrize("fetch_ms", [0.2, 5])
+def test_torch_has_no_hook_in_most_steps_of_a_loop_over_a_loader(training: Training, fetch_ms: float) -> None:
+    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks  # type: ignore[attr-defined]
+    counts = []
+    for _ in training.watch.steps(training.batches(2000, fetch_ms)):
+        training.step(0, 10)
+        counts.append(len(hooks))
+    assert set(counts) == {0, 1} and sum(counts) < 500, "it comes back now and then"
+    assert len(hooks) == 1, "what follows may be steps that no loader bounds"
+    assert training.states_ms() == {"input_wait": 2000 * fetch_ms, "compute": 20_000}
+
+
+def test_torch_s_hooks_stay_while_there_are_others(training: Training) -> None:
+    """Another thread may be going through them, and torch would raise in it."""
+    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks  # type: ignore[attr-defined]
+    register = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook  # type: ignore[attr-defined]
+    other = register(lambda *_: None)
+    for number, _ in enumerate(training.watch.steps(training.batches(600, 0.2))):
+        training.step(0, 10)
+        if number <= 300:
+            assert len(hooks) == 2
+        if number == 300:
+            other.remove()
+        if number > 300 and not hooks:
+            break
+    added = register(lambda *_: None)
+    assert len(hooks) == 2
+    added.remove()
+
+
 def test_time_between_a_pass_that_only_reads_and_the_training_is_excluded_with_it(training: Training) -> None:
     """A mean over the data set, then ten seconds of building a model: "54% passed outside of training steps"."""
     for _ in training.watch.steps(training.batches(10, 6)):
