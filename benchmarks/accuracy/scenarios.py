@@ -347,7 +347,7 @@ def no_loader(lab: Lab) -> None:
     """Nothing is watched: steps are bounded by the optimizer, as `gpuwatch run` has it."""
     model = Launches(lab)
     bounds = lab.watch.session.torch_hooks.optimizer
-    hook = register_optimizer_step_post_hook(lambda of, *_: None if bounds.hooks else bounds.stepped(of))
+    hook = register_optimizer_step_post_hook(lambda of, *_: None if bounds.is_installed else bounds.stepped(of))
     lab.truth.now(OTHER)
     lab.optimizer.step()
     with lab.device.copies(0.002):

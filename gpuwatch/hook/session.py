@@ -282,7 +282,7 @@ class Session:
     def trained_nothing(self) -> bool:
         """Whether no optimizer of torch's made a step in the last pass, and no other framework computes here."""
         optimizer = self.torch_hooks.optimizer
-        return bool(optimizer.hooks) and optimizer.count == self._trained_before and asynchronous_framework() is None
+        return optimizer.is_installed and optimizer.count == self._trained_before and asynchronous_framework() is None
 
     def _print_verdict(self) -> None:
         """Print the verdict, if there was a step, and more than a moment has passed since the last one."""

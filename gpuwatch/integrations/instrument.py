@@ -63,7 +63,7 @@ def watch_optimizers(module: ModuleType) -> None:
             _training_threads.add(thread)
             _open_watch_for_the_process()
             session = open_session()
-        if session is not None and not session.torch_hooks.optimizer.hooks and not is_watched_already():
+        if session is not None and not session.torch_hooks.optimizer.is_installed and not is_watched_already():
             session.torch_hooks.optimizer.stepped(optimizer)
 
     Patches().wrap(module.Optimizer, "__init__", make)

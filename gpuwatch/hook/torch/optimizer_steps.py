@@ -17,7 +17,7 @@ from weakref import ref
 
 from gpuwatch.hook.metering import FetchEvidence
 from gpuwatch.hook.recorder import METERED, MOST_TAKEN, Recorder
-from gpuwatch.hook.torch.patches import ModuleHook, Patches, remove_hooks
+from gpuwatch.hook.torch.patches import GlobalHook, Patches, remove_hooks
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL
 
@@ -27,6 +27,7 @@ APART = 4  # what comes so many steps after the last time is not a part of each 
 _RESTS_FOR = 8  # visits
 _ENTERS = "_maybe_set_eval_frame", "set_eval_frame"  # by which torch's compiler enters a function, since 2.6 and before
 _COMPILED: Any = SimpleNamespace(training=True)
+_STEPPED = "register_optimizer_step_post_hook"
 _BEFORE, _AFTER = "register_module_forward_pre_hook", "register_module_forward_hook"
 _BEGUN_EVERY_NS = 20_000_000  # quick steps are not all checked for rare events, such as a device
 _DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
@@ -40,17 +41,19 @@ class OptimizerSteps:
         self._recorder = recorder
         self._begin = begin
         self._own_ns = 0  # the hook's own time in the last steps on a device
-        self.hooks: list[Any] = []  # after each step of an optimizer
+        # After each step of an optimizer; away for as long as these are not counted.
+        self._hook = GlobalHook(_STEPPED, self.stepped, "torch.optim.optimizer")
+        self.is_installed = False
         self._before: list[Any] = []  # before each, once it bounds steps
         self._bounded_by = 0  # the optimizer whose step began the open one
         self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
         self._evaluates = False  # whether its first step does not train
         self._recorded = 0  # how much autograd had recorded before that step, where no optimizer of torch's is known
         self._records = False  # whether it has recorded anything in the first step of any pass
-        self._next_call = ModuleHook(_BEFORE, partial(self.guarded, self._note_calls))
+        self._next_call = GlobalHook(_BEFORE, partial(self.guarded, self._note_calls))
         self._awaited: list[Callable[[Any], None]] = []  # what is called then
-        self._next_forward = ModuleHook(_BEFORE, partial(self.guarded, self._begin_forward))  # the next with gradients
-        self._forward_end = ModuleHook(_AFTER, partial(self.guarded, self._end_forward))  # of one without gradients
+        self._next_forward = GlobalHook(_BEFORE, partial(self.guarded, self._begin_forward))  # the next with gradients
+        self._forward_end = GlobalHook(_AFTER, partial(self.guarded, self._end_forward))  # of one without gradients
         self._module_hooks = self._next_call, self._next_forward, self._forward_end
         self._begun_ns = 0  # when `begin` was last called in a steady step
         self._pass = 0  # the module whose pass without gradients is open
@@ -79,21 +82,19 @@ class OptimizerSteps:
         self._rests = False  # steps are not counted, as they bound nothing and nothing asks for the count
         self._woken_at = 0  # `trained_steps` when `wake` was last called
         self._rested_for = 0  # visits since then
-        self._is_out = False  # torch does not have the hook meanwhile
         self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
         self._last: Callable[[], Any] = lambda: None  # the optimizer of the last of them
         self._has_failed = False
 
     def install(self) -> None:
         """Count from now on, once torch's optimizers are loaded."""
+        self.is_installed = self._hook.can_be_added
         self.wake()
-        if not self.hooks and (hook := at_each_optimizer_step(self.stepped)) is not None:
-            self.hooks.append(hook)
 
     def remove(self) -> None:
         """Leave torch as it was."""
-        self._rests = self._is_out = False
-        remove_hooks(self.hooks)
+        self.is_installed = self._rests = False
+        self._hook.remove()
         remove_hooks(self._before)
         self.await_call()
         self._leave_forward()
@@ -183,9 +184,8 @@ class OptimizerSteps:
     def wake(self) -> None:
         """Count again: a pass begins or ends, what may be an evaluation begins, or the last time is long ago."""
         self._rests, self._woken_at, self._rested_for = False, self.trained_steps, 0
-        if self._is_out:
-            self._is_out = False
-            self.hooks[0].hooks_dict_ref()[self.hooks[0].id] = self.stepped
+        if self.is_installed and not self._hook.is_on:
+            self._hook.add()
 
     def visit(self) -> None:
         """Take the hook away while it rests, as a call that does nothing costs 1 µs; now and then count again, to know what trains.
@@ -197,8 +197,8 @@ class OptimizerSteps:
         self._rested_for += 1
         if self._rested_for == _RESTS_FOR:
             self.wake()
-        elif not self._is_out and len(hooks := self.hooks[0].hooks_dict_ref()) == 1:
-            self._is_out = hooks.pop(self.hooks[0].id, None) is not None
+        elif self._hook.is_alone:
+            self._hook.remove()
 
     def stepped(self, of: Any, *_: Any) -> None:
         """An optimizer has made a step. In a watched loop the next few are counted, as far as evaluations ask for. (Torch passes its arguments too.)"""

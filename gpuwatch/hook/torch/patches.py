@@ -62,20 +62,31 @@ class Patches:
                 setattr(owner, name, before)
 
 
-class ModuleHook:
-    """A hook of all modules that comes and goes: registered once by torch's function of that name, then put where its handle says, in less time."""
+class GlobalHook:
+    """A hook of all modules, or optimizers, that comes and goes: registered once by torch's function, then put where its handle says, in less time."""
 
-    def __init__(self, register: str, call: Callable[..., None]) -> None:
-        self._register, self._call = register, call
+    def __init__(self, register: str, call: Callable[..., None], module: str = "torch.nn.modules.module") -> None:
+        """`register` is the name of torch's function in that module."""
+        self._register, self._call, self._module = register, call, module
         self._hooks: Any = None  # torch's own, by number
         self._id, self.is_on = 0, False
 
     def add(self) -> None:
         if self._hooks is None:
-            handle = getattr(sys.modules["torch.nn.modules.module"], self._register)(self._call)
+            handle = getattr(sys.modules[self._module], self._register)(self._call)
             self._hooks, self._id = handle.hooks_dict_ref(), handle.id
         self._hooks[self._id] = self._call
         self.is_on = True
+
+    @property
+    def can_be_added(self) -> bool:
+        """Whether torch's function is there."""
+        return hasattr(sys.modules.get(self._module), self._register)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is there, and no other hook of its kind is."""
+        return self.is_on and len(self._hooks) == 1
 
     def remove(self) -> bool:
         """Remove it; return whether it was there."""

@@ -104,5 +104,5 @@ class WholeAgent:
         for thread in (
             writer._thread,
             writer._marker,
-        ):  # which the traceback of a failed test would keep for all later tests
+        ):  # the traceback of a failed test would keep them for later tests
             thread._calls.put(None)

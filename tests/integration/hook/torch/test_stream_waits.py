@@ -105,7 +105,7 @@ def test_a_loop_without_a_loader_waits_for_copies_on_another_stream(ahead: int, 
 
     lab = lab()
     model, bounds = Launches(lab), lab.watch.session.torch_hooks.optimizer
-    hook = lab.optimizer.register_step_post_hook(lambda of, *_: None if bounds.hooks else bounds.stepped(of))
+    hook = lab.optimizer.register_step_post_hook(lambda of, *_: None if bounds.is_installed else bounds.stepped(of))
     main, side = torch.asyncdev.current_stream(), torch.asyncdev.Stream()
     batch, copied = torch.zeros(8).pin_memory(), []
     lab.truth.now(OTHER)

@@ -165,7 +165,7 @@ def test_steps_that_an_optimizer_bounds(monkeypatch: pytest.MonkeyPatch) -> None
     handle = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(  # type: ignore[attr-defined]
         lambda optimizer, *_: (
             None
-            if made.watch.session.torch_hooks.optimizer.hooks
+            if made.watch.session.torch_hooks.optimizer.is_installed
             else made.watch.session.torch_hooks.optimizer.stepped(optimizer)
         )
     )

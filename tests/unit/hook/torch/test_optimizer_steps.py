@@ -925,7 +925,7 @@ def test_functions_without_a_module_wait_until_the_copy_and_their_device_is_foun
     training = Training(monkeypatch)
     bounds, weight = training.watch.session.torch_hooks.optimizer, torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight], 0.1)
-    hook = optimizer.register_step_post_hook(lambda of, *_: None if bounds.hooks else bounds.stepped(of))
+    hook = optimizer.register_step_post_hook(lambda of, *_: None if bounds.is_installed else bounds.stepped(of))
     found = list[bool]()
     training.watch.session.torch_hooks.on_first = lambda: found.append(True)
     on = OnDevice(training)
