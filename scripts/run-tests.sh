@@ -6,7 +6,7 @@
 #           one where other programs have a processor, as a second file would take the time that the first one measures.
 # What fails in `alone` runs once more while nothing else does, as a machine has other work at times. A test that passes only then is
 # listed. In the other parts no test depends on the machine's load: what fails there has failed.
-# $TEST_WORKERS and $ALONE_WORKERS: how many files at a time in `shared`, 8 unless set, and in `alone`. Ends with 0 when all passed, with 5
+# $TEST_WORKERS and $ALONE_WORKERS: how many files at a time in `shared`, 6 unless set, and in `alone`. Ends with 0 when all passed, with 5
 # when no part had a test, else with pytest's own status.
 set -u
 
@@ -49,7 +49,7 @@ log=$(mktemp)
 unit_pid=$!
 trap 'kill "$unit_pid" 2>/dev/null; rm -f "$log"' EXIT
 trap 'exit 130' INT TERM
-(first shared "${TEST_WORKERS:-8}" "$@")
+(first shared "${TEST_WORKERS:-6}" "$@")
 shared=$?
 # Interrupted, or a usage error of pytest: the other parts would end the same way.
 if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then exit "$shared"; fi
