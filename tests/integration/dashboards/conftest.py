@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,6 +11,18 @@ import pytest
 from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboards.browser import WAIT_MS
 from tests.integration.dashboards.fake import FakeAgent, streamlit_page
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failure what the page showed."""
+    report = yield
+    page = getattr(item, "funcargs", {}).get("page")
+    if report.failed and page is not None:
+        with suppress(Exception):  # a tab that hangs, too
+            shown = f"{page.url}\n{page.inner_text('body', timeout=5000)}"
+            report.sections.append(("the page as it was", shown))
+    return report
 
 
 @pytest.fixture(scope="module")
