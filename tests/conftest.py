@@ -42,6 +42,7 @@ FIRST = (
         "test_query_cost",
         "test_top",
     ),
+    ("test_diagnosis_benchmark", "test_notify", "test_run", "test_tune"),  # of those that measure
 )
 
 
