@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -68,6 +69,7 @@ def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         del os.environ["TMPDIR"]
     else:
         os.environ["TMPDIR"] = before
+    multiprocessing.util._run_finalizers(-100)  # its files there, which it would miss when the interpreter ends
     shutil.rmtree(directory, ignore_errors=True)
 
 
