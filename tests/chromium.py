@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.c_library import built
 from tests.servers import require
 
 ARGUMENTS = [
@@ -25,19 +24,6 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-NO_NETLINK = """
-#include <errno.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-int socket(int domain, int type, int protocol) {
-    if (domain == AF_NETLINK) { errno = EAFNOSUPPORT; return -1; }
-    return (int)syscall(SYS_socket, domain, type, protocol);
-}
-"""
-"""Chromium asks the kernel for news of network interfaces by such a socket. When one comes or goes, as docker's do in tests that run at
-the same time, it drops the requests under way (ERR_NETWORK_CHANGED), on loopback too, and a page whose script was among them stays empty."""
 DESKTOP, PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
 
 
@@ -49,8 +35,8 @@ def chromium() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ImportError:
         missing("playwright is not installed")
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        environment = {**os.environ, **without_netlink(Path(folder))}
+    with sync_playwright() as playwright:
+        environment = {**os.environ, **without_netlink()}
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS, env=environment)
         try:
             yield browser
@@ -58,14 +44,15 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
-def without_netlink(folder: Path) -> dict[str, str]:
-    """Return the environment in which a program on Linux does not notice changes of network interfaces; empty without a compiler."""
-    compiler, library = os.environ.get("CC", "cc"), folder / "no_netlink.so"
-    if sys.platform != "linux" or shutil.which(compiler) is None:
+def without_netlink() -> dict[str, str]:
+    """Return the environment in which Chromium on Linux does not notice changes of network interfaces; empty without a compiler.
+
+    When one comes or goes, as docker's do in tests that run at the same time, it drops the requests under way (ERR_NETWORK_CHANGED), on
+    loopback too, and a page whose script was among them stays empty.
+    """
+    if sys.platform != "linux" or shutil.which(os.environ.get("CC", "cc")) is None:
         return {}
-    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-x", "c", "-o", str(library), "-"]
-    subprocess.run(command, input=NO_NETLINK, text=True, check=True)
-    return {"LD_PRELOAD": str(library)}
+    return {"LD_PRELOAD": str(built(Path(__file__).with_name("no_netlink.c"), "no_netlink.so"))}
 
 
 def missing(why: str) -> NoReturn:

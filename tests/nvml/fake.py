@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import json
 import os
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +21,8 @@ from typing import Any
 
 import pynvml
 import pytest
+
+from tests.c_library import built
 
 _SOURCE = Path(__file__).with_name("nvml.c")
 _RECORDED = Path(__file__).parents[1] / "fixtures" / "nvml"
@@ -180,7 +179,7 @@ class FakeNvml:
     """An NVML whose GPUs are what was last written. It begins as a driver that is not loaded."""
 
     def __init__(self, directory: Path) -> None:
-        self.library = build_library()
+        self.library = built(_SOURCE, "libnvidia-ml.so.1")
         self.script = directory / "nvml.script"
 
     def write(
@@ -267,30 +266,6 @@ def patch_library(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
     monkeypatch.setattr(pynvml, "CDLL", lambda _name: ctypes.CDLL(str(library)))
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-
-
-@functools.cache
-def build_library() -> Path:
-    """Return libnvidia-ml.so.1, compiled at the first use of this source by this user."""
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"gpuwatch-fake-nvml-{os.getuid()}" / digest / "libnvidia-ml.so.1"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-            built = Path(scratch) / library.name
-            command = [
-                os.environ.get("CC", "cc"),
-                "-std=gnu11",
-                "-O1",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                "-shared",
-                "-fPIC",
-            ]
-            subprocess.run([*command, f"-Wl,-soname,{library.name}", "-o", built, _SOURCE, "-lpthread"], check=True)
-            built.replace(library)  # two test runs may build it at once
-    return library
 
 
 def _not_supported(gpu: FakeGpu) -> dict[str, int]:
