@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import run_queue_s, stat
 from gpuwatch.ledger.events import DATA_WAIT
+from gpuwatch.startup.instrumented import MODULES
 
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
@@ -31,10 +32,8 @@ OWN = f"{Path(__file__).parents[1].as_posix()}/"
 _WORKER = "/torch/utils/data/_utils/worker.py"
 _REPLACED = f"{OWN}hook/torch/"  # called in place of torch's functions, by whoever calls these
 _FOR_DEVICE = "_reads_back", "synchronizes"  # those of them that wait for the device
-_FRAMEWORKS = re.compile(
-    r"/(?:site|dist)-packages/"
-    r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
-)
+_PACKAGES = {name.partition(".")[0] for name in MODULES} | {"lightning_fabric", "gpuwatch"}
+_FRAMEWORKS = re.compile(rf"/(?:site|dist)-packages/(?:{'|'.join(sorted(_PACKAGES))})/")
 """Never a user's own package, even where the user's code is an installed package itself."""
 _FETCH, _EVERY_S, _WRITE_EVERY = "/torch/utils/data/_utils/fetch.py", 0.05, 8  # of a loader worker that samples itself
 _SLOTS, _SLOT_BYTES = 64, 512  # a worker's (pid, samples in fetches, place) as JSON, in the slot of its pid

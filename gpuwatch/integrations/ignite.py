@@ -13,7 +13,14 @@ from typing import Any
 from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.training import FrameworkCallback, TimedIterator, Training
+from gpuwatch.integrations.training import (
+    FrameworkCallback,
+    TimedIterator,
+    Training,
+    is_watched_already,
+    open_watch_for_the_process,
+    trains_here,
+)
 
 try:
     _engine: Any = import_module("ignite.engine")
@@ -97,3 +104,15 @@ class GpuWatchHandler(FrameworkCallback):
 
 
 GpuWatchCallback = GpuWatchHandler
+
+
+def unchanged(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """Attach to the outermost engine that runs; those inside its run are evaluators. `gpuwatch run` calls this instead of `Engine.run`."""
+    if is_watched_already() or not trains_here():
+        return original(engine, *args, **kwargs)
+    open_watch_for_the_process()
+    handler = GpuWatchHandler().attach(engine)
+    try:
+        return handler.measure(engine, original, engine, *args, **kwargs)  # not by a subclass's own run, as MONAI's
+    finally:
+        handler.detach()

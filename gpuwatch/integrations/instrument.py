@@ -1,12 +1,13 @@
 """What `gpuwatch run` does inside an unmodified script: it watches the loaders, and adds the framework's integration.
 
-`gpuwatch/startup/sitecustomize.py` calls each function with a module that has just been imported. The patches stay for the process's life.
+`gpuwatch/startup/sitecustomize.py` calls the functions that `instrumented.py` names with a module that has just been imported. The patches
+stay for the process's life.
 """
 
 import functools
 import sys
 import threading
-import weakref
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -14,13 +15,17 @@ from gpuwatch.hook.loader import LoaderAround, time_accelerate_copies
 from gpuwatch.hook.torch.install import PHASES
 from gpuwatch.hook.torch.patches import Patches, say_once
 from gpuwatch.hook.watch import open_session, records_here, watch
-from gpuwatch.integrations.training import is_watched_already
+from gpuwatch.integrations.training import (
+    is_watched_already,
+    open_watch_for_the_process,
+    training_threads,
+    trains_here,
+)
 from gpuwatch.ledger.states import CHECKPOINT
+from gpuwatch.startup.instrumented import FRAMEWORKS
 
 # Modules whose iteration over a loader is a part of one that is watched already.
 _FOR_OTHERS = "gpuwatch.hook.loop", "accelerate.data_loader", "torchdata.stateful_dataloader.stateful_dataloader"
-
-_training_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # those that made an optimizer, or a step
 
 
 def watch_loaders(module: ModuleType) -> None:
@@ -37,8 +42,8 @@ def watch_set_up(module: ModuleType) -> None:
     """Open the Watch when the process loads a checkpoint or waits for other ranks: from then on these are phases."""
 
     def begin(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if open_session() is None and _trains_here():
-            _open_watch_for_the_process()
+        if open_session() is None and trains_here():
+            open_watch_for_the_process()
             if open_session() is not None:
                 return getattr(module, name)(*args, **kwargs)
         return original(*args, **kwargs)
@@ -52,7 +57,7 @@ def watch_optimizers(module: ModuleType) -> None:
     """Note which threads train, and bound the steps of a loop without a DataLoader by its optimizer's."""
 
     def make(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        _training_threads.add(threading.current_thread())
+        training_threads.add(threading.current_thread())
         return original(optimizer, *args, **kwargs)
 
     def stepped(optimizer: Any, *_: Any) -> None:
@@ -60,8 +65,8 @@ def watch_optimizers(module: ModuleType) -> None:
         if session is None and records_here() and not is_watched_already():
             if isinstance(thread := threading.current_thread(), threading._DummyThread):  # one of autograd's
                 return
-            _training_threads.add(thread)
-            _open_watch_for_the_process()
+            training_threads.add(thread)
+            open_watch_for_the_process()
             session = open_session()
         if session is not None and not session.torch_hooks.optimizer.is_installed and not is_watched_already():
             session.torch_hooks.optimizer.stepped(optimizer)
@@ -70,51 +75,20 @@ def watch_optimizers(module: ModuleType) -> None:
     module.register_optimizer_step_post_hook(stepped)
 
 
-def watch_transformers(module: ModuleType) -> None:
-    """Give every Trainer the callback."""
-    from gpuwatch.integrations.transformers import GpuWatchCallback
-
-    callback = GpuWatchCallback()
+def watch_framework(module: ModuleType) -> None:
+    """Have the framework's method that trains called by its integration."""
+    integration, place = FRAMEWORKS[module.__name__]
+    owner, method = place.split(".")
 
     def train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(each, GpuWatchCallback) for each in trainer.callback_handler.callbacks):
-            trainer.add_callback(callback)
-        _open_watch_for_the_process()
-        return original(trainer, *args, **kwargs)
-
-    Patches().wrap(module.Trainer, "train", train)
-
-
-def watch_lightning(module: ModuleType) -> None:
-    """Give every Trainer the callback when `fit` is called."""
-
-    def fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        from gpuwatch.integrations.lightning import GpuWatchCallback
-
-        if not any(isinstance(each, GpuWatchCallback) for each in trainer.callbacks):
-            trainer.callbacks.append(GpuWatchCallback())
-        _open_watch_for_the_process()
-        return original(trainer, *args, **kwargs)
-
-    Patches().wrap(module.Trainer, "fit", fit)
-
-
-def watch_ignite(module: ModuleType) -> None:
-    """Attach to the outermost engine that runs; those inside its run are evaluators."""
-
-    def run(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_watched_already() or not _trains_here():
-            return original(engine, *args, **kwargs)
-        from gpuwatch.integrations.ignite import GpuWatchHandler
-
-        _open_watch_for_the_process()
-        handler = GpuWatchHandler().attach(engine)
         try:
-            return handler.measure(engine, original, engine, *args, **kwargs)  # not by a subclass's own run, as MONAI's
-        finally:
-            handler.detach()
+            unchanged = import_module(f"gpuwatch.integrations.{integration}").unchanged
+        except Exception as error:
+            say_once(f"{integration} is not watched: {error!r}")
+            return original(trainer, *args, **kwargs)
+        return unchanged(original, trainer, *args, **kwargs)
 
-    Patches().wrap(module.Engine, "run", run)
+    Patches().wrap(getattr(module, owner), method, train)
 
 
 def _watch_iteration(loader_class: Any) -> None:
@@ -123,7 +97,7 @@ def _watch_iteration(loader_class: Any) -> None:
     @functools.wraps(original)
     def __iter__(self: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__")
-        if caller in _FOR_OTHERS or is_watched_already() or not _trains_here():
+        if caller in _FOR_OTHERS or is_watched_already() or not trains_here():
             return original(self)
         try:
             watched = watch(_Original(self, iterate=original))
@@ -146,14 +120,3 @@ class _Original(LoaderAround):
 
     def __iter__(self) -> Any:
         return self._gpuwatch_iterate(self._gpuwatch_loader)
-
-
-def _trains_here() -> bool:
-    """Whether this is the main thread, or one that has made an optimizer, of a process that is no loader's worker."""
-    thread = threading.current_thread()
-    return records_here() and (thread is threading.main_thread() or thread in _training_threads)
-
-
-def _open_watch_for_the_process() -> None:
-    """Open the Watch that ends with the process, if none is open: several trainings are one run."""
-    watch(())

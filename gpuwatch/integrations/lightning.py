@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuwatch.hook.torch.patches import say_once
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.training import FrameworkCallback, Training
+from gpuwatch.integrations.training import FrameworkCallback, Training, open_watch_for_the_process
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -59,6 +59,14 @@ class GpuWatchCallback(FrameworkCallback, _base()):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """A spawned process gets the trainer without what runs here: it makes its own Watch."""
         return {**self.__dict__, "_training": None, "_watch": None}
+
+
+def unchanged(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Give the trainer the callback. `gpuwatch run` calls this instead of `Trainer.fit`."""
+    if not any(isinstance(each, GpuWatchCallback) for each in trainer.callbacks):
+        trainer.callbacks.append(GpuWatchCallback())
+    open_watch_for_the_process()
+    return original(trainer, *args, **kwargs)
 
 
 def _follow(training: Training, trainer: Any) -> None:

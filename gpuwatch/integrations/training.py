@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from threading import get_ident
@@ -16,10 +18,12 @@ from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.session import Session
 from gpuwatch.hook.torch.communication import is_parallel
 from gpuwatch.hook.torch.patches import Patches, say_once
-from gpuwatch.hook.watch import StepContext, Watch, open_watches
+from gpuwatch.hook.watch import StepContext, Watch, open_watches, records_here
+from gpuwatch.hook.watch import watch as watch_loader
 
 T = TypeVar("T")
 _active: list[Training] = []
+training_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # those that made an optimizer, or a step
 
 
 class Training:
@@ -225,3 +229,14 @@ class FrameworkCallback:
 def is_watched_already() -> bool:
     """Whether a framework's training runs now in this process, so that its integration handles its loaders."""
     return bool(_active)
+
+
+def trains_here() -> bool:
+    """Whether this is the main thread, or one that has made an optimizer, of a process that is no loader's worker."""
+    thread = threading.current_thread()
+    return records_here() and (thread is threading.main_thread() or thread in training_threads)
+
+
+def open_watch_for_the_process() -> None:
+    """Open the Watch that ends with the process, if none is open: several trainings of an unmodified script are one run."""
+    watch_loader(())

@@ -17,7 +17,7 @@ from gpuwatch.hook.loader import time_accelerate_copies
 from gpuwatch.hook.torch.patches import Patches, say_once
 from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.training import FrameworkCallback, TimedIterator, Training
+from gpuwatch.integrations.training import FrameworkCallback, TimedIterator, Training, open_watch_for_the_process
 
 try:
     _transformers: Any = import_module("transformers")
@@ -56,6 +56,14 @@ class GpuWatchCallback(FrameworkCallback, _transformers.TrainerCallback):  # typ
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._note(Training.end_step)
+
+
+def unchanged(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Give the trainer the callback. `gpuwatch run` calls this instead of `Trainer.train`."""
+    if not any(isinstance(each, GpuWatchCallback) for each in trainer.callback_handler.callbacks):
+        trainer.add_callback(GpuWatchCallback())
+    open_watch_for_the_process()
+    return _train(original, trainer, *args, **kwargs)
 
 
 def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:

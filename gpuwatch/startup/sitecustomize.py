@@ -17,27 +17,17 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathlib would be imported for this alone
 
-INSTRUMENTED = {
-    "torch.utils.data.dataloader": "watch_loaders",
-    "torch.optim.optimizer": "watch_optimizers",
-    "torch.serialization": "watch_set_up",
-    "torch.distributed.checkpoint.state_dict_loader": "watch_set_up",
-    "torch.distributed.distributed_c10d": "watch_set_up",
-    "torchdata.stateful_dataloader.stateful_dataloader": "watch_loaders",
-    "accelerate.data_loader": "watch_loaders",
-    "transformers.trainer": "watch_transformers",
-    "lightning.pytorch.trainer.trainer": "watch_lightning",
-    "pytorch_lightning.trainer.trainer": "watch_lightning",
-    "ignite.engine.engine": "watch_ignite",
-}
-"""Module → the function of gpuwatch.integrations.instrument that is called with it once it is imported."""
+_spec: Any = importlib.util.spec_from_file_location("gpuwatch_instrumented", f"{HERE}/instrumented.py")
+_instrumented = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_instrumented)
+TO_INSTRUMENT: dict[str, str] = _instrumented.MODULES.copy()
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules above as the other finders do, and has a function called after each is executed."""
+    """Finds the modules of instrumented.py as the other finders do, and has a function called after each is executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        function = INSTRUMENTED.pop(name, None)
+        function = TO_INSTRUMENT.pop(name, None)
         if function is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)

@@ -50,6 +50,16 @@ def complete(name: str) -> tuple[Any, Any, Any]:
     raise AssertionError(f"no scenario of {name} has all annotations")
 
 
+def ends(name: str) -> dict[str, float]:
+    """Return what the alert's series are once the problem is over, by metric: `# ends: {gpuwatch_run_up: 0}` in its scenarios.
+
+    It is {} for an alert that ends with a window of five to fifteen minutes: that is left to promtool.
+    """
+    found = re.search(r"^ *# ends: (\{.*\})$", (SCENARIOS / f"{name}.yml").read_text(), re.MULTILINE)
+    assert found, f"add to {name}.yml what its series are once the problem is over: `# ends: {{metric: value}}`"
+    return {metric: STALE if value == "stale" else float(value) for metric, value in parsed(found[1]).items()}
+
+
 def expected(name: str) -> dict[str, Any]:
     """Return the alert that this scenario expects, as Prometheus sends it."""
     found = complete(name)[2]
@@ -168,40 +178,10 @@ def test_there_is_no_message_of_an_alert_that_is_gone() -> None:
     assert {path.name.partition(".")[0] for path in GOLDEN.iterdir()} == set(alerts())
 
 
-GOODBYE = {"gpuwatch_run_up": 0.0}
-ENDS = {
-    "GpuStarved": GOODBYE,
-    "RunInefficient": GOODBYE,
-    "RunHung": GOODBYE,
-    "RunStalled": GOODBYE,
-    "PhaseStuck": GOODBYE,
-    "ManyRunsStalled": GOODBYE,
-    "Straggler": GOODBYE,
-    "EpochPauses": GOODBYE,
-    "StepTimeRegressed": GOODBYE,
-    "StragglerAcrossNodes": GOODBYE,
-    "ShmForecast": GOODBYE | {"gpuwatch_finding_active": 0},
-    "JobGoodputLow": GOODBYE | {"gpuwatch_job_attempts_total": STALE},
-    "JobRestartLoop": GOODBYE | {"gpuwatch_job_attempts_total": STALE},
-    "RunKilled": {"gpuwatch_run_up": 1},
-    "GpuAllocatedUnused": {"gpuwatch_gpu_processes": 1},
-    "GpuBusyNoProgress": {"gpuwatch_gpu_utilization_ratio": 0},
-    "GpuThrottled": {"gpuwatch_gpu_throttled": 0, "gpuwatch_sample": 0},
-    "GpuXid": {"gpuwatch_gpu_last_xid_timestamp_seconds": 0},
-    "GpuLost": {"gpuwatch_gpus_seen": 2},
-    "ShmNearlyFull": {"gpuwatch_shm_used_bytes": 0},
-    "GpuwatchAgentDown": {"up": 1},
-}
-"""What ends each alert: what its series are from then on. Those of UNENDED end with a window of five to fifteen minutes."""
-UNENDED = {"ShortRunsStarved", "GpuHeldIdle", "GpuwatchTelemetryLost"}
 LATER = {"ShortRunsStarved": (("14 ", "13 "), ("12.0 ", "9.6 "))}
 """What changes in a golden file within a minute of its moment: here, a trial leaves the window of ten minutes."""
 ALSO = {("StragglerAcrossNodes", "GpuStarved")}
 """Alerts, with the scenario's, that have a message of their own: a rank that is late because it waits for input 30% of its time."""
-
-
-def test_it_is_known_what_ends_each_alert() -> None:
-    assert ENDS.keys() | UNENDED == set(alerts()), "add to `ENDS` what its series are once the trouble is over"
 
 
 DATE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \+0000"
@@ -212,13 +192,13 @@ def test_each_alert_from_its_series_to_its_message(tmp_path: Path) -> None:
 
     What differs from a site: samples of the past are written and not scraped, and recorded from with `query_range`; rules are
     evaluated every 3 s, `for` is 3 s (promtool's scenarios are about when they fire) and alerts are held for 9 s; Alertmanager
-    waits 4.5 s for a group. Windows, thresholds and texts are as shipped. The ends of UNENDED are left to promtool.
+    waits 4.5 s for a group. Windows, thresholds and texts are as shipped.
     """
     marks = {name: f"-x{number:02d}" for number, name in enumerate(alerts())}
     scenarios = []
     for name, mark in marks.items():
         test, asked, _ = complete(name)
-        scenarios.append(scenario(test, asked["eval_time"], mark, ENDS.get(name, {})))
+        scenarios.append(scenario(test, asked["eval_time"], mark, ends(name)))
     recording = [rule for group in groups() for rule in group["rules"] if "record" in rule]
     rules = re.sub(r"(?m)^( +(?:interval|for): )\w+$", r"\g<1>3s", render())
     rules = re.sub(r"(keep_firing_for: |alert:\w+:value\[)15m", r"\g<1>9s", rules)
@@ -246,7 +226,7 @@ def test_each_alert_from_its_series_to_its_message(tmp_path: Path) -> None:
             fired = by_scenario(hook.accepted, marks, "firing")
             shown = by_scenario(slack.accepted, marks, "firing")
             site.is_over = True
-            all_ends = {(name, name) for name in ENDS}
+            all_ends = {(name, name) for name in alerts() if ends(name)}
             wait_for("all ends", lambda: arrived(by_scenario(hook.accepted, marks, "resolved"), all_ends), 90)
             time.sleep(6)
         again = by_scenario(hook.accepted, marks, "firing")

@@ -1,4 +1,7 @@
-"""The same training in each framework's manner. Every function trains on `truth` and reports to `watch`."""
+"""The same training in each framework's manner. Every function trains on `truth` and reports to `watch`.
+
+A framework that `gpuwatch run` instruments does without, for None: then script.py runs its loop.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 import gpuwatch
 from tests.integration.integrations import workload as w
 
-Loop = Callable[[w.Truth, gpuwatch.Watch, Path], None]
+Loop = Callable[[w.Truth, Any, Path], None]
 
 
 def _update(optimizer: Any, model: Any, batch: Any, backward: Any = None) -> None:
@@ -61,8 +64,9 @@ def steps(truth: w.Truth, watch: gpuwatch.Watch, directory: Path) -> None:
             torch.save(model.state_dict(), directory / "model.pt")
 
 
-def lightning(truth: w.Truth, watch: gpuwatch.Watch, directory: Path) -> None:
-    fit_lightning(truth, directory, [_lightning_callback(watch)], limit_val_batches=w.EVAL_BATCHES)
+def lightning(truth: w.Truth, watch: gpuwatch.Watch | None, directory: Path) -> None:
+    callbacks = [] if watch is None else [_lightning_callback(watch)]
+    fit_lightning(truth, directory, callbacks, limit_val_batches=w.EVAL_BATCHES)
 
 
 def _lightning_callback(watch: gpuwatch.Watch) -> Any:
@@ -115,11 +119,14 @@ def fit_lightning(
     return trainer
 
 
-def transformers(truth: w.Truth, watch: gpuwatch.Watch, directory: Path) -> None:
+def transformers(truth: w.Truth, watch: gpuwatch.Watch | None, directory: Path) -> None:
     w.require("transformers")
-    from gpuwatch.integrations.transformers import GpuWatchCallback
+    callbacks = []
+    if watch is not None:
+        from gpuwatch.integrations.transformers import GpuWatchCallback
 
-    hf_trainer(truth, directory, [GpuWatchCallback(watch)]).train()
+        callbacks.append(GpuWatchCallback(watch))
+    hf_trainer(truth, directory, callbacks).train()
 
 
 def hf_trainer(truth: w.Truth, directory: Path, callbacks: list[Any], model: Any = None, **options: Any) -> Any:
@@ -164,12 +171,13 @@ def accelerate(truth: w.Truth, watch: gpuwatch.Watch, directory: Path) -> None:
             accelerator.save_state(str(directory))
 
 
-def ignite(truth: w.Truth, watch: gpuwatch.Watch, directory: Path) -> None:
+def ignite(truth: w.Truth, watch: gpuwatch.Watch | None, directory: Path) -> None:
     w.require("ignite")
-    from gpuwatch.integrations.ignite import GpuWatchHandler
-
     trainer = ignite_trainer(truth, directory)
-    GpuWatchHandler(watch).attach(trainer)
+    if watch is not None:
+        from gpuwatch.integrations.ignite import GpuWatchHandler
+
+        GpuWatchHandler(watch).attach(trainer)
     trainer.run(w.train_loader(truth), max_epochs=w.EPOCHS)
 
 

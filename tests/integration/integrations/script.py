@@ -1,4 +1,4 @@
-"""A training script that knows nothing of gpuwatch: `python script.py LOOP DIRECTORY`. Prints the truth as JSON on stdout."""
+"""A training script that is not watched: `python script.py LOOP DIRECTORY`, of this file or a framework's of loops.py. Prints the truth as JSON on stdout."""
 
 from __future__ import annotations
 
@@ -57,24 +57,6 @@ class Nested(torch.utils.data.Dataset[Any]):
         return next(iter(torch.utils.data.DataLoader([torch.ones(1)]))).reshape(1)
 
 
-def lightning(truth: w.Truth, directory: Path) -> None:
-    from tests.integration.integrations.loops import fit_lightning
-
-    fit_lightning(truth, directory, [])
-
-
-def transformers(truth: w.Truth, directory: Path) -> None:
-    from tests.integration.integrations.loops import hf_trainer
-
-    hf_trainer(truth, directory, []).train()
-
-
-def ignite(truth: w.Truth, directory: Path) -> None:
-    from tests.integration.integrations.loops import ignite_trainer
-
-    ignite_trainer(truth, directory).run(w.train_loader(truth), max_epochs=w.EPOCHS)
-
-
 def watched(truth: w.Truth, directory: Path) -> None:
     """A script that has the one line already."""
     import gpuwatch
@@ -85,5 +67,10 @@ def watched(truth: w.Truth, directory: Path) -> None:
 if __name__ == "__main__":
     w.warm_up()
     measured, begin = w.Truth(), time.perf_counter()
-    globals()[sys.argv[1]](measured, Path(sys.argv[2]))
+    if sys.argv[1] in globals():
+        globals()[sys.argv[1]](measured, Path(sys.argv[2]))
+    else:
+        from tests.integration.integrations.loops import LOOPS
+
+        LOOPS[sys.argv[1]](measured, None, Path(sys.argv[2]))
     print(json.dumps({**measured.spent_s, "wall": time.perf_counter() - begin}), flush=True)

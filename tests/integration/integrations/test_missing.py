@@ -31,7 +31,7 @@ except gpuwatch.MissingExtra as error:
 @pytest.mark.parametrize("integration", INTEGRATIONS)
 def test_a_frameworks_own_code_is_not_the_users(integration: str) -> None:
     file = f"/v/lib/python3.11/site-packages/{integration}/loop.py"
-    assert not may_be_users(file), "add the package to `_FRAMEWORKS` in gpuwatch/host/frames.py"
+    assert not may_be_users(file), "add the framework's module to gpuwatch/startup/instrumented.py"
 
 
 def test_gpuwatch_imports_no_framework() -> None:

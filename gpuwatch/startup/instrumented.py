@@ -1,0 +1,21 @@
+"""What `gpuwatch run` instruments in an unmodified script, by module. This file imports nothing: every Python that the script starts reads it."""
+
+FRAMEWORKS = {
+    "transformers.trainer": ("transformers", "Trainer.train"),
+    "lightning.pytorch.trainer.trainer": ("lightning", "Trainer.fit"),
+    "pytorch_lightning.trainer.trainer": ("lightning", "Trainer.fit"),
+    "ignite.engine.engine": ("ignite", "Engine.run"),
+}
+"""Module → the file of gpuwatch/integrations whose `unchanged` is called instead of a method, and that method, which trains."""
+
+MODULES = {
+    "torch.utils.data.dataloader": "watch_loaders",
+    "torch.optim.optimizer": "watch_optimizers",
+    "torch.serialization": "watch_set_up",
+    "torch.distributed.checkpoint.state_dict_loader": "watch_set_up",
+    "torch.distributed.distributed_c10d": "watch_set_up",
+    "torchdata.stateful_dataloader.stateful_dataloader": "watch_loaders",
+    "accelerate.data_loader": "watch_loaders",
+    **dict.fromkeys(FRAMEWORKS, "watch_framework"),
+}
+"""Module → the function of gpuwatch/integrations/instrument.py that is called with it once it is imported."""
