@@ -22,7 +22,8 @@ from gpuwatch_dashboards.selection import key_of, select
 from gpuwatch_dashboards.sources import SharedSource
 
 CLOSER, CLOSEST_S = 8.0, 0.5  # a click shows an eighth of the time that was shown, and no less than half a second
-_WANTED, _SHOWN, _ZOOMS = "wanted_run", "shown_run", "zooms"
+AGAIN_S = 3.0  # a source that is away is asked again so soon, however seldom the page is drawn
+_WANTED, _SHOWN, _ZOOMS, _AWAY = "wanted_run", "shown_run", "zooms", "away"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
     "live": ("node", "run", "rank", "window", "gpu", "from", "to", "more"),
     "run": ("node", "run", "rank", "from", "to"),
@@ -41,19 +42,25 @@ class Site:
 
 def draw_page(site: Site, body: Callable[[Site], None], every_s: float) -> None:
     """Draw a page now and, where it is seen, every `every_s`; with a message while its source is away."""
+    was_away = bool(st.session_state.get(_AWAY))
 
     def draw() -> None:
+        is_away = False
         top = st.container(key="top", horizontal=True, vertical_alignment="center")
         top.html('<div class="gw-brand">gpuwatch</div>', width="content")
         try:
             body(site)
         except SourceError as error:  # at any point: what is drawn already stays above the message
+            is_away = True
             st.html(PAGES.away(error))
         finally:
             with top:
                 _links(site)
+        if is_away != was_away and every_s > AGAIN_S:
+            st.session_state[_AWAY] = is_away
+            st.rerun()
 
-    st.fragment(draw, run_every=None if site.hidden else every_s)()
+    st.fragment(draw, run_every=None if site.hidden else min(every_s, AGAIN_S) if was_away else every_s)()
 
 
 def _links(site: Site) -> None:

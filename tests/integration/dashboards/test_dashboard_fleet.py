@@ -140,6 +140,19 @@ def test_prometheus_away_and_back(page: Any, store: Path, prometheus: Server, ur
     page.get_by_text("No training run on").first.wait_for(timeout=WAIT_MS)
 
 
+def test_a_prometheus_that_is_away_is_asked_again_soon(page: Any, prometheus: Server, tmp_path: Path) -> None:
+    with streamlit_page("http://127.0.0.1:1", tmp_path / "log", prometheus.url) as url:
+        prometheus.process.send_signal(19)
+        try:
+            page.goto(f"{url}/fleet")
+            page.get_by_text("did not answer within").wait_for(timeout=WAIT_MS)
+        finally:
+            prometheus.process.send_signal(18)
+        number = page.locator(".gw-figure-gpus b")
+        assert float(number.inner_text(timeout=12_000)) == GPUS, "sooner than this page is drawn, every 30 s"
+        page.wait_for_function("document.querySelectorAll('.gw-message').length === 0", timeout=WAIT_MS)
+
+
 def test_without_prometheus_the_page_says_how_to_get_one(page: Any, tmp_path: Path) -> None:
     with streamlit_page("http://127.0.0.1:1", tmp_path / "log") as url:
         page.goto(f"{url}/fleet")
