@@ -25,13 +25,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.prose import wrapped
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "evidence" / "prediction.md"
 NEEDED, WITHIN = 0.9, 0.15
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"

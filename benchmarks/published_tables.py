@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -31,11 +30,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import gpuwatch
+from benchmarks import ROOT
 from benchmarks.fakes import FakeDevice, measure_by
 from benchmarks.prose import wrapped
 from gpuwatch.hook import account
 
-ROOT = Path(__file__).resolve().parents[1]
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
 """Environment variable, 1: trainings are scheduled first (SCHED_FIFO, which root may), so that on a machine that others load they wake in time."""
 PAGE = ROOT / "docs" / "evidence" / "published-tables.md"

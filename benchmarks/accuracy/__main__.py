@@ -15,7 +15,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from benchmarks.accuracy.measure import ASYNCDEV, BUDGET, DEVICES, HOST, LEDGERS, ROOT, Row, in_a_process, measure
+from benchmarks import ROOT
+from benchmarks.accuracy.measure import ASYNCDEV, BUDGET, DEVICES, HOST, LEDGERS, Row, in_a_process, measure
 from benchmarks.accuracy.page import line, page
 from benchmarks.prose import wrapped
 

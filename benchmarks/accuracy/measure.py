@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
+
+from benchmarks import ROOT
 
 BOUND_POINTS = 2.0
 BOUND_CLOSURE = 0.2
 BUDGET = 0.2
 """Of the step's time the hook may take so much, so that every step is measured: past the default 1 % some are estimated."""
-ROOT = Path(__file__).parents[2]
 HOST, DEVICE = LEDGERS = ("host", "device")
 ASYNCDEV, CUDA = DEVICES = ("asyncdev", "cuda")
 

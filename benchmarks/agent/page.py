@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from benchmarks.agent.processes import ROOT
+from benchmarks import ROOT
 
 PAGE = ROOT / "docs" / "evidence" / "agent.md"
 

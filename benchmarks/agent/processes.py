@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pynvml
 
+from benchmarks import ROOT
 from tests.nvml.fake import FakeGpu, FakeNvml
 
-ROOT = Path(__file__).parents[2]
 _TICKS = os.sysconf("SC_CLK_TCK")
 _GPM = {
     pynvml.NVML_GPM_METRIC_SM_UTIL: 87.5,

@@ -23,13 +23,14 @@ from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from benchmarks import ROOT
 from benchmarks.prose import wrapped
 
 from .evaluation import Evaluated
 from .page import page
 from .program import Program
 from .programs import PROGRAMS, REALTIME
-from .stage import ROOT, Outcome, stage
+from .stage import Outcome, stage
 
 PAGE = ROOT / "docs" / "evidence" / "diagnosis.md"
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import ROOT
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import stop
 
@@ -26,7 +27,6 @@ from .alone import Alone
 from .gpu import FOLDER
 from .program import Program
 
-ROOT = Path(__file__).parents[2]
 ALARMS = ("warning", "critical")
 _SMALL_SHM = 'mount -t tmpfs -o size={}m tmpfs /dev/shm && exec "$@"'
 

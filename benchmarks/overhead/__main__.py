@@ -21,10 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.overhead.extras import EXTRAS, agent
 from benchmarks.prose import wrapped
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "evidence" / "overhead.md"
 
 

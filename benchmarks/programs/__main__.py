@@ -34,13 +34,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.programs import Program, loaders
 from benchmarks.programs.registry import PROGRAMS
 from benchmarks.prose import wrapped
 from benchmarks.turns import AT_ONCE
 from gpuwatch.commands.run import environment
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "evidence" / "programs.md"
 RIGHT, HELD = 0.95, 0.90
 TURNS = 3
