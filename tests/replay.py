@@ -99,6 +99,16 @@ def scenario(test: Mapping[str, Any], now: str, mark: str, ends: Mapping[str, fl
     return Scenario(mark, seconds(test["interval"]), seconds(now), series, ends)
 
 
+def ends(text: str) -> dict[str, float]:
+    """Return what an alert's series are once the problem is over, by metric: `# ends: {gpuwatch_run_up: 0}` in the text of its scenarios.
+
+    It is {} for an alert that ends with a window of five to fifteen minutes: that is left to promtool. A series can go `stale`.
+    """
+    found = re.search(r"^ *# ends: (\{.*\})$", text, re.MULTILINE)
+    assert found, "add the values of its series once the problem is over: `# ends: {gpuwatch_run_up: 0}`"
+    return {metric: STALE if value == "stale" else float(value) for metric, value in parsed(found[1]).items()}
+
+
 def marked(label: str, value: str, mark: str) -> str:
     return re.sub(r"^[^:]+", rf"\g<0>{mark}", value) if label in OWN else value
 

@@ -3,12 +3,18 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
 
 XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)  # Of a faulty or killed program, whose log names the error: no GPU fault.
+
+
+def shared(name: str) -> Any:
+    """Return a field whose default is that threshold of the diagnosis: a site sets it once, in [thresholds]. Its [alerts] can differ."""
+    return field(default=getattr(Thresholds, name), metadata={"shared": name})
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class AlertThresholds:
     phase_compile_s: float = 3600
     phase_step_s: float = 2700  # The same for a step that does not end: the first one, or where a step takes minutes.
     phase_ratio: float = 0.95  # Share of the limit to be spent in the one state. Below 1: a late scrape is no progress.
-    phase_busy_ratio: float = Thresholds.gpu_idle_utilization  # Utilisation up to which a GPU counts as idle.
+    phase_busy_ratio: float = shared("gpu_idle_utilization")  # Utilisation up to which a GPU counts as idle.
     phase_for_s: float = 60
     idle_ratio: float = 0.9  # Share of time held idle. Below 1, or one busy sample every half hour would hide it.
     idle_window_s: float = 900
@@ -60,24 +66,24 @@ class AlertThresholds:
     many_stalled_ratio: float = 0.02  # And at least this share of all runs.
     many_stalled_window_s: float = 900
     many_stalled_for_s: float = 30  # Shorter than for the runs' own alerts, to inhibit these before they are sent.
-    busy_ratio: float = Thresholds.gpu_busy  # Utilisation from which a GPU claims to be busy.
+    busy_ratio: float = shared("gpu_busy")  # Utilisation from which a GPU claims to be busy.
     busy_window_s: float = 600
     busy_for_s: float = 120
     low_power_ratio: float = 0.4  # Share of its top power in `power_window_s` below which full utilisation is no work.
     power_window_s: float = 21600  # How far back the GPU's own maximum power is searched.
-    rank_pace_ratio: float = Thresholds.rank_pace  # Ranks whose steps differ by more are not compared: no straggler.
+    rank_pace_ratio: float = shared("rank_pace")  # Ranks whose steps differ by more are not compared: no straggler.
     straggler_ratio: float = 0.1  # Excess of a rank's own time over the faster ranks' (all nodes), by training time.
     straggler_for_s: float = 300
     straggler_across_for_s: float = 600  # Twice its window, because one long wait stays in the window.
     epoch_pause_for_s: float = 300
-    shm_used_ratio: float = Thresholds.shm_used_critical
+    shm_used_ratio: float = shared("shm_used_critical")
     shm_for_s: float = 60
     shm_forecast_window_s: float = 450  # Growth must last for two windows: a new run fills its queues once.
     shm_forecast_ahead_s: float = 3600
     shm_forecast_used_ratio: float = 0.5  # No forecast below it: workers fill /dev/shm to a level and stay.
     shm_forecast_for_s: float = 300
     throttle_reasons: str = "thermal|hardware"  # Not `power`: a fully used GPU normally reaches its power cap.
-    throttled_ratio: float = Thresholds.throttled_share
+    throttled_ratio: float = shared("throttled_share")
     throttled_window_s: float = 300
     throttled_for_s: float = 300
     gpu_lost_memory_s: float = 3600  # For how long a GPU is expected after it was last listed.
@@ -106,7 +112,7 @@ class AlertThresholds:
                 pattern, needed = _TEXTS[name]
                 is_right, shown = re.fullmatch(pattern, value) is not None, repr(value)
             else:
-                above, most, needed = _BOUNDS[name.rpartition("_")[2]]
+                above, most, needed = _BOUNDS[_unit(name)]
                 is_right, shown = above < value <= most or (value == 0 and name in _MAY_BE_ZERO), f"{value:g}"
             if not is_right:
                 raise ConfigError(f"{name} = {shown}: {needed}")
@@ -119,14 +125,8 @@ class AlertThresholds:
             raise ConfigError(f"starved_for_s = {self.starved_for_s}: must be {needed}")
 
 
-SHARED = {
-    "busy_ratio": "gpu_busy",
-    "phase_busy_ratio": "gpu_idle_utilization",
-    "rank_pace_ratio": "rank_pace",
-    "shm_used_ratio": "shm_used_critical",
-    "throttled_ratio": "throttled_share",
-}
-"""Thresholds of alerts that are those of the diagnosis: a site sets them once, in [thresholds]. Its [alerts] can differ."""
+SHARED = {each.name: each.metadata["shared"] for each in fields(AlertThresholds) if each.metadata}
+"""Thresholds of alerts that are those of the diagnosis, and their names there."""
 _WORDS = (r"[\w|.:-]+", "must consist of letters, digits and |")
 _URL = (r"https?://[^\s\"'{}`\\<>$]+", "must be a URL that begins with http:// or https://")
 _TEXTS = {"job": _WORDS, "throttle_reasons": _WORDS, "runbooks": _URL, "dashboards": _URL}
@@ -138,6 +138,13 @@ _BOUNDS = {
 }
 """By the last part of a name: (above this, at most that, what is needed)."""
 _MAY_BE_ZERO = ("keep_firing_for_s", "killed_for_s", "xid_for_s")
+
+
+def _unit(name: str) -> str:
+    unit = name.rpartition("_")[2]
+    if unit not in _BOUNDS:
+        raise ConfigError(f"{name}: end its name with its unit, {', '.join(_BOUNDS)}, or add that to _BOUNDS")
+    return unit
 
 
 @dataclass(frozen=True)

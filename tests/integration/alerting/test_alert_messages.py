@@ -29,7 +29,7 @@ from tests.programs import ROOT
 from tests.receivers import mail_server, webhook
 from tests.replay import CONFIG as REPLAY_CONFIG
 from tests.replay import OPTIONS as REPLAY_OPTIONS
-from tests.replay import STALE, Site, parsed, scenario
+from tests.replay import Site, ends, parsed, scenario
 from tests.servers import Server, start_alertmanager, start_prometheus, wait_for
 
 GOLDEN = ROOT / "tests/golden/alerts"
@@ -48,16 +48,6 @@ def complete(name: str) -> tuple[Any, Any, Any]:
                 if each["alertname"] == name and "runbook_url" in found["exp_annotations"]:
                     return test, each, found
     raise AssertionError(f"no scenario of {name} has all annotations")
-
-
-def ends(name: str) -> dict[str, float]:
-    """Return what the alert's series are once the problem is over, by metric: `# ends: {gpuwatch_run_up: 0}` in its scenarios.
-
-    It is {} for an alert that ends with a window of five to fifteen minutes: that is left to promtool.
-    """
-    found = re.search(r"^ *# ends: (\{.*\})$", (SCENARIOS / f"{name}.yml").read_text(), re.MULTILINE)
-    assert found, f"add to {name}.yml what its series are once the problem is over: `# ends: {{metric: value}}`"
-    return {metric: STALE if value == "stale" else float(value) for metric, value in parsed(found[1]).items()}
 
 
 def expected(name: str) -> dict[str, Any]:
@@ -195,10 +185,11 @@ def test_each_alert_from_its_series_to_its_message(tmp_path: Path) -> None:
     waits 4.5 s for a group. Windows, thresholds and texts are as shipped.
     """
     marks = {name: f"-x{number:02d}" for number, name in enumerate(alerts())}
+    what_ends = {name: ends((SCENARIOS / f"{name}.yml").read_text()) for name in alerts()}
     scenarios = []
     for name, mark in marks.items():
         test, asked, _ = complete(name)
-        scenarios.append(scenario(test, asked["eval_time"], mark, ends(name)))
+        scenarios.append(scenario(test, asked["eval_time"], mark, what_ends[name]))
     recording = [rule for group in groups() for rule in group["rules"] if "record" in rule]
     rules = re.sub(r"(?m)^( +(?:interval|for): )\w+$", r"\g<1>3s", render())
     rules = re.sub(r"(keep_firing_for: |alert:\w+:value\[)15m", r"\g<1>9s", rules)
@@ -226,8 +217,12 @@ def test_each_alert_from_its_series_to_its_message(tmp_path: Path) -> None:
             fired = by_scenario(hook.accepted, marks, "firing")
             shown = by_scenario(slack.accepted, marks, "firing")
             site.is_over = True
-            all_ends = {(name, name) for name in alerts() if ends(name)}
-            wait_for("all ends", lambda: arrived(by_scenario(hook.accepted, marks, "resolved"), all_ends), 90)
+            all_ends = {(name, name) for name, series in what_ends.items() if series}
+            wait_for(
+                "all ends, by the lines `# ends:`",
+                lambda: arrived(by_scenario(hook.accepted, marks, "resolved"), all_ends),
+                90,
+            )
             time.sleep(6)
         again = by_scenario(hook.accepted, marks, "firing")
         ended = by_scenario(hook.accepted, marks, "resolved")

@@ -72,5 +72,6 @@ if __name__ == "__main__":
     else:
         from tests.integration.integrations.loops import LOOPS
 
+        assert sys.argv[1] in LOOPS, "add the workload in that framework to `LOOPS` in loops.py"
         LOOPS[sys.argv[1]](measured, None, Path(sys.argv[2]))
     print(json.dumps({**measured.spent_s, "wall": time.perf_counter() - begin}), flush=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
 from tests.integration.integrations import workload as w
+
+GUIDE = w.ROOT / "docs/guides/integrations.md"
 
 
 @pytest.mark.parametrize("package", w.INTEGRATIONS)
@@ -17,7 +20,9 @@ def test_an_example_trains_and_ends_with_its_verdict(
 ) -> None:
     w.require(package)
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(w.ROOT / f"examples/train_{package}.py"), run_name="__main__")
+    example = w.ROOT / f"examples/train_{package}.py"
+    assert example.exists(), f"write {example}, like train_ignite.py"
+    runpy.run_path(str(example), run_name="__main__")
     err = capsys.readouterr().err
     steps = 32 if package == "transformers" else 64
     assert f"gpuwatch · {package} example" in err
@@ -26,9 +31,12 @@ def test_an_example_trains_and_ends_with_its_verdict(
         assert err.count("gpuwatch · ") == 1
 
 
-def test_the_documentation_names_every_integration_and_example() -> None:
-    text = (w.ROOT / "docs/guides/integrations.md").read_text()
+def test_the_documentation_names_every_example() -> None:
     for path in sorted((w.ROOT / "examples").glob("train_*.py")):
-        assert f"examples/{path.name}" in text
-    for package in w.INTEGRATIONS:
-        assert f"gpuwatch.integrations.{package}" in text
+        assert f"examples/{path.name}" in GUIDE.read_text(), f"name it in {GUIDE}"
+
+
+@pytest.mark.parametrize("package", w.INTEGRATIONS)
+def test_the_documentation_has_a_row_for_the_integration(package: str) -> None:
+    rows = re.findall(rf"^\| .* `gpuwatch\.integrations\.{package}` ", GUIDE.read_text(), re.MULTILINE)
+    assert len(rows) == 1, f"add it to the first table of {GUIDE}"

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from gpuwatch.host.frames import may_be_users
-from tests.integration.integrations.workload import INTEGRATIONS
+from gpuwatch.startup.instrumented import FRAMEWORKS
+from tests.integration.integrations.workload import INTEGRATIONS, need
 
 
 @pytest.mark.parametrize("integration", INTEGRATIONS)
@@ -34,7 +35,22 @@ def test_a_frameworks_own_code_is_not_the_users(integration: str) -> None:
     assert not may_be_users(file), "add the framework's module to gpuwatch/startup/instrumented.py"
 
 
+@pytest.mark.parametrize("module", FRAMEWORKS)
+def test_what_run_instruments_exists_and_its_integration_takes_its_place(module: str) -> None:
+    integration, place = FRAMEWORKS[module]
+    need(module.partition(".")[0])
+    code = f"""
+import importlib, operator
+method = operator.attrgetter("{place}")(importlib.import_module("{module}"))
+unchanged = importlib.import_module("gpuwatch.integrations.{integration}").unchanged
+print(callable(method), callable(unchanged))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
+    assert done.stdout == "True True\n", f"correct its line in gpuwatch/startup/instrumented.py: {done.stderr}"
+
+
 def test_gpuwatch_imports_no_framework() -> None:
-    code = "import sys, gpuwatch; print({'torch', 'gpuwatch.integrations', 'lightning', 'ignite'} & set(sys.modules))"
+    names = {"torch", "gpuwatch.integrations", *INTEGRATIONS}
+    code = f"import sys, gpuwatch; print({names} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
     assert done.stdout == "set()\n", done.stderr

@@ -19,7 +19,7 @@ from gpuwatch import Report
 
 ROOT = Path(__file__).parents[3]
 _SOURCES = "".join(path.read_text() for path in sorted((ROOT / "gpuwatch/integrations").glob("*.py")))
-INTEGRATIONS = dict(re.findall(r'raise MissingFramework\("(\w+)", "(.+?)"\)', _SOURCES))
+INTEGRATIONS = dict(re.findall(r'raise MissingFramework\(\s*"(\w+)",\s*"(.+?)",?\s*\)', _SOURCES))
 """What pip installs of each framework, by the name of its integration, which is that of its package."""
 
 EPOCHS, BATCHES, BATCH_SIZE, EVAL_BATCHES = 2, 6, 4, 2

@@ -238,7 +238,9 @@ def _value(number: str, unit: str) -> float:
 
 @pytest.mark.parametrize("name", alerts())
 def test_every_alert_has_its_runbook_and_its_link_leads_there(name: str) -> None:
-    runbook = (ROOT / f"docs/runbooks/{name}.md").read_text()
+    path = ROOT / f"docs/runbooks/{name}.md"
+    assert path.exists(), f"write the alert's runbook, {path}, like ShmNearlyFull.md"
+    runbook = path.read_text()
     assert runbook.startswith(f"# {name}\n")
     assert "**Meaning.**" in runbook and "**Confirm.**" in runbook and "**Do.**" in runbook
     # that agent serves none; nor is there one of a site
@@ -260,6 +262,7 @@ def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
     def minutes(seconds: float) -> str:
         return f"{seconds / 60:g} minutes"
 
+    # Of runbooks that need more than the values of their alert's own thresholds, in any unit, which `own_numbers` knows.
     numbers: dict[str, tuple[str, ...]] = {
         "EpochPauses": (f"at least {rules.first_batch_factor:g} times", f"at least {rules.first_batch_share:.0%}"),
         "Findings": (f"≥ {rules.mfu_gap * 100:g}% of the peak",),

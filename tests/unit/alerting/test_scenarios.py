@@ -5,6 +5,7 @@ What they say is run by tests/integration/alerting/test_promtool.py; here is che
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuwatch.alerting.render import alerts, groups
-from tests.replay import parsed
+from tests.replay import ends, parsed
 
 FOLDER = Path(__file__).parents[3] / "deploy/prometheus/tests"
 NAMES = list(alerts())
@@ -23,11 +24,15 @@ Scenario = Mapping[str, Any]
 
 
 def scenarios(name: str, kind: str) -> list[Scenario]:
-    tests = parsed((FOLDER / f"{name}.yml").read_text())["tests"]
+    path = FOLDER / f"{name}.yml"
+    assert path.exists(), f"write the alert's scenarios, {path}, like ShmNearlyFull.yml"
+    tests = parsed(path.read_text())["tests"]
     assert {test["name"].partition(":")[0] for test in tests} <= KINDS, (
         "what a scenario is for stands first in its name"
     )
-    return [test for test in tests if test["name"].startswith(f"{kind}:")]
+    found = [test for test in tests if test["name"].startswith(f"{kind}:")]
+    assert found, f"{path} has no scenario whose name begins with '{kind}: '"
+    return found
 
 
 def expected(test: Scenario, name: str) -> list[tuple[float, bool]]:
@@ -64,9 +69,7 @@ def test_it_fires_in_time_with_all_that_it_says_and_not_before(name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_stays_quiet_on_what_looks_like_it(name: str) -> None:
-    quiet = scenarios(name, "quiet")
-    assert quiet
-    for test in quiet:
+    for test in scenarios(name, "quiet"):
         times = expected(test, name)
         assert times and not any(fires for _, fires in times), test["name"]
         assert any("max_over_time" in each["expr"] for each in test["promql_expr_test"]), "at no time, not at one time"
@@ -74,9 +77,7 @@ def test_it_stays_quiet_on_what_looks_like_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_survives_that_its_series_vanish(name: str) -> None:
-    stale = scenarios(name, "stale")
-    assert stale
-    for test in stale:
+    for test in scenarios(name, "stale"):
         ends = [
             when
             for series in test["input_series"]
@@ -85,6 +86,15 @@ def test_it_survives_that_its_series_vanish(name: str) -> None:
         times = expected(test, name)
         assert any(fires and when > min(ends) + 60 for when, fires in times), f"it goes on after: {test['name']}"
         assert not times[-1][1], f"and ends: {test['name']}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_ends_it_is_a_value_of_series_that_fire_it(name: str) -> None:
+    """So that test_alert_messages.py can send its end."""
+    metrics = {
+        series["series"].partition("{")[0] for test in scenarios(name, "fires") for series in test["input_series"]
+    }
+    assert ends((FOLDER / f"{name}.yml").read_text()).keys() <= metrics | {"up"}
 
 
 def _stale_s(values: str, interval: str) -> float | None:
@@ -117,5 +127,9 @@ def test_traps_are_met_by_all_alerts_at_once() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yml")), ids=lambda path: path.stem)
-def test_groups_are_evaluated_in_the_order_in_which_they_read_each_other(path: Path) -> None:
-    assert parsed(path.read_text())["group_eval_order"] == [group["name"] for group in groups()]
+def test_golden_groups_are_evaluated_in_the_order_in_which_they_read_each_other(path: Path) -> None:
+    order = [group["name"] for group in groups()]
+    if os.environ.get("UPDATE_GOLDEN"):
+        line = f"group_eval_order: [{', '.join(order)}]"
+        path.write_text(re.sub(r"(?m)^group_eval_order: .*$", line, path.read_text()))
+    assert parsed(path.read_text())["group_eval_order"] == order, "run `make golden`"
