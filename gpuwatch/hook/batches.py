@@ -5,11 +5,11 @@ A batch may be any container; tensors are anything with `shape`, `nbytes` and `t
 
 import gc
 import threading
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from itertools import islice
-from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import CellType, FunctionType, GeneratorType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 from gpuwatch.errors import pass_on
@@ -17,6 +17,8 @@ from gpuwatch.ledger.events import UNKNOWN_SAMPLES
 from gpuwatch.wire import MAX_TEXT, Loader
 
 _DEPTH = 16
+_PLAIN = dict.__getitem__, MappingProxyType.__getitem__
+"""Of mappings that only keep their items, as a UserDict does: others may make, or decode, each item whenever it is asked for."""
 _MAX_WRAPPED, _DEPTH_WRAPPED, _MOST_MEMBERS = 500, 5, 16
 _EMPTY_CELL = CellType()
 _MAX_ITEMS = 10_000  # items of a batch that are visited: training waits meanwhile
@@ -53,31 +55,34 @@ def sample_counter(batch: Any) -> Callable[[Any], int] | None:
 def _first_tensor(batch: Any) -> tuple[Any, ...] | None:
     """Return the keys that lead to the first item with a length, depth first; None where there is none."""
 
-    def has_length(item: Any) -> bool:
-        try:
-            int(item.shape[0])
-        except (AttributeError, IndexError, TypeError):
-            return False
-        return True
-
-    return next((path for path, _ in _walk(batch, has_length)), None)
+    return next((path for path, _ in _walk(batch, lambda item: int(item.shape[0]))), None)
 
 
 def tensors(batch: Any) -> Iterator[Any]:
-    return (item for _, item in _walk(batch, lambda item: hasattr(item, "shape") and hasattr(item, "nbytes")))
+    return (item for _, item in _walk(batch, lambda item: (item.shape, item.nbytes)))
 
 
-def _walk(batch: Any, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield what is wanted of a batch, with the keys that lead to it, depth first."""
+def _works(test: Callable[[Any], Any], item: Any) -> bool:
+    """Whether this raises nothing: an attribute that is absent can raise anything, a KeyError of a dict whose keys are its attributes for example."""
+    try:
+        test(item)
+    except Exception as error:
+        pass_on(error)
+        return False
+    return True
+
+
+def _walk(batch: Any, ask: Callable[[Any], Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the items of a batch of which this can be asked, with the keys that lead to them, depth first."""
     budget = _MAX_ITEMS
     todo: list[tuple[tuple[Any, ...], Any]] = [((), batch)]
     while todo and budget:
         budget -= 1
         path, item = todo.pop()
-        if is_wanted(item):
+        if _works(ask, item):
             yield path, item
         elif len(path) < _DEPTH:
-            if isinstance(item, Mapping):
+            if isinstance(item, UserDict) or getattr(type(item), "__getitem__", None) in _PLAIN:
                 keyed: Iterable[tuple[Any, Any]] = item.items()
             else:
                 keyed = enumerate(item) if isinstance(item, (tuple, list)) else ()
@@ -92,9 +97,9 @@ def size_bytes(batch: Any) -> int | None:
 
 def move(batch: Any, device: Any) -> Any:
     """Return the batch with its tensors on `device`; pinned memory is copied without waiting for the copy."""
-    if hasattr(batch, "to") and hasattr(batch, "is_pinned"):
+    if _works(lambda item: (item.to, item.is_pinned), batch):
         return batch.to(device, non_blocking=batch.is_pinned())
-    if hasattr(batch, "to"):  # BatchEncoding, PackedSequence and the like
+    if _works(lambda item: item.to, batch):  # BatchEncoding, PackedSequence and the like
         return batch.to(device)
     if isinstance(batch, Mapping):
         moved = {key: move(value, device) for key, value in batch.items()}
@@ -110,17 +115,20 @@ def move(batch: Any, device: Any) -> Any:
     return batch
 
 
-def loader_settings(loader: Any, iterator: Any) -> Loader:
-    """Return the settings of a DataLoader, or of the one inside an iterable, and once it iterates its workers' pids; None for what it lacks."""
-    asked = getattr(loader, "_IterableDataset_len_called", None)
-    try:
-        batches = len(loader)
-        if batches and hasattr(loader, "_IterableDataset_len_called"):
-            loader._IterableDataset_len_called = asked  # torch warns if a length that was asked for is wrong
-    except Exception as error:
-        pass_on(error)
-        batches = None
-    if not isinstance(getattr(loader, "num_workers", None), int):
+def loader_settings(loader: Any, iterator: Any, search: bool = True) -> Loader:
+    """Return the settings of a DataLoader, or of the one inside an iterable, and once it iterates its workers' pids; None for what it lacks.
+
+    `search` False: none is looked for inside.
+    """
+    batches = None
+    if (
+        getattr(loader, "_dataset_kind", None) == 0
+    ):  # of a sampler: any other length is the user's code, and may take long
+        try:
+            batches = len(loader)
+        except Exception as error:
+            pass_on(error)
+    if search and not isinstance(getattr(loader, "num_workers", None), int):
         # Compared with None: of an endless data set neither a loader nor its iterator has a truth value.
         inside = loader_inside(loader, iterator)
         inside = loader_of_a_thread() if inside is None else inside
@@ -173,7 +181,8 @@ def loader_inside(*things: Any) -> Any | None:
             continue
         inner = list(islice(known.values(), _MAX_WRAPPED))
         if isinstance(thing, GeneratorType) and thing.gi_frame is not None:
-            inner += [*thing.gi_frame.f_locals.values(), thing.gi_yieldfrom, *gc.get_referents(thing)]
+            # Not by `f_locals`: up to Python 3.12 the frame keeps that, with the batch in it.
+            inner += [thing.gi_yieldfrom, *gc.get_referents(thing), *gc.get_referents(thing.gi_frame)]
         elif isinstance(thing, FunctionType):
             inner += [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY_CELL]
         elif isinstance(thing, MethodType):

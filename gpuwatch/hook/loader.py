@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib import import_module
 from itertools import cycle
 from typing import Any, Generic, TypeVar
@@ -127,7 +128,17 @@ class WatchedIterator(map):  # type: ignore[type-arg]  # not generic at run time
     def __getattr__(self, name: str) -> Any:
         if name == "_loop":
             raise AttributeError(name)
-        return getattr(self._loop.iterator, name)
+        found = getattr(self._loop.iterator, name)
+        return partial(self._send, found) if name == "send" else found
+
+    def _send(self, send: Callable[[Any], Any], value: Any) -> Any:
+        """Send a value to a generator, which yields the next batch."""
+        loop = self._loop
+        loop.fetch, fetch = partial(send, value), loop.fetch
+        try:
+            return next(self)
+        finally:
+            loop.fetch = fetch
 
     def __del__(self) -> None:
         # `break` and an exception in the loop's body drop the iterator: CPython calls this at once.

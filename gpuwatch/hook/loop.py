@@ -46,6 +46,7 @@ class Loop(Generic[T]):
         self._first = True
         self._sampling = Sampling(recorder, self.owner, session.find_device, session.hand_over)
         self._nested = self.training = self.is_open = False
+        self._evaluates = False  # it began without gradients, and may be kept to go on later
         self._of_framework = of_framework
         # A loader that is iterated inside another one's fetch is a part of that wait.
         self._given: Any = None  # the loader, until the first request
@@ -56,6 +57,7 @@ class Loop(Generic[T]):
         self._given = loader
         session.torch_hooks.evaluations.end(None)
         recorder.end_taken()
+        self._leave_evaluations()
         level = recorder.enter(EVAL, self.began_ns) if self._is_evaluation() else 0
         if not level:
             session.guard(session.torch_hooks.optimizer.give_way)
@@ -78,9 +80,10 @@ class Loop(Generic[T]):
         recorder, session = self.recorder, self._session
         begin = recorder.clock()
         recorder.end_taken()
+        self._leave_evaluations()
         if self._is_evaluation():
             recorder.enter(EVAL, begin)
-            self._nested = True
+            self._nested = self._evaluates = True
         else:
             session.guard(session.torch_hooks.optimizer.give_way)
             if self._in_step_of_another and recorder.in_step and recorder.step_owner is not LOOSE:
@@ -236,7 +239,7 @@ class Loop(Generic[T]):
         self._first = False
         self.recorder.begin_epoch()
         if self.samples is None:
-            self.samples = sample_counter(batch)
+            self._session.guard(lambda: setattr(self, "samples", sample_counter(batch)), "reading a batch")
         if self._tokens is not None:
             self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._session.failed)
         if self.training:
@@ -268,8 +271,18 @@ class Loop(Generic[T]):
         if self._level == 0 or recorder.is_open(self._level):
             inner = next(entry[0] for entry in recorder.levels if entry[0] > self._level)
             recorder.exit(inner, recorder.clock())
+        elif self._evaluates and self._is_evaluation():
+            self._level = recorder.enter(EVAL, recorder.clock())
         else:  # it goes on outside of the phase in which it began
             self._level, self._nested = recorder.level, False
+
+    def _leave_evaluations(self) -> None:
+        """This loop begins with gradients: one without them that is kept, and not at its end, evaluates no longer."""
+        torch, recorder = sys.modules.get("torch"), self.recorder
+        if recorder.levels and torch is not None and torch.is_grad_enabled():
+            for each in list(self._session.loops):
+                if each._evaluates and recorder.is_open(each._level):
+                    recorder.exit(each._level, recorder.clock())
 
     def _close(self, without_batch: bool = False) -> None:
         """End this loop's open step and, for a nested loop, go on with what it interrupted. `without_batch`: the step got none, and waits until the end."""

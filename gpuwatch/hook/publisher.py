@@ -97,6 +97,7 @@ class Publisher:
             try:
                 self._thread.start()
             except RuntimeError as error:  # no more threads to be had, or the interpreter is going down
+                self._thread = None
                 self._disable(error)
 
     def postpones(self, close: Callable[[], None]) -> bool:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import index
@@ -32,7 +33,7 @@ from gpuwatch.hook.transport import RunFacts
 from gpuwatch.host.proc import stat
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
 from gpuwatch.ledger.states import CHECKPOINT_LOAD, OTHER, PAUSE
-from gpuwatch.wire import MAX_REWINDS
+from gpuwatch.wire import MAX_REWINDS, Loader
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _NOTES = "GPUWATCH_AUTO_NOTES"  # of `gpuwatch run`: a file of the pids below which a verdict was printed
 _of_thread = local()
+_SEARCHES = 16  # so many times a loader is searched for in iterables of a kind in which none is found
 _EARLY_NS = 60_000_000_000  # age of a run from which one line is printed in a first pass that has not ended
 
 
@@ -71,6 +73,7 @@ class Session:
         self.data, self.transfer = PartContext(self, DATA_WAIT), PartContext(self, TRANSFERRING)
         self.trained_with_gradients = False  # a training batch came with gradients on: without them it is an evaluation
         self.loops: weakref.WeakSet[Any] = weakref.WeakSet()  # passes that have begun and not ended
+        self._searches = Counter[Any]()  # of iterables of a kind, those in which no loader was found
         self.closed = self.disabled = False  # the run has ended; this process must not record at all
         self._log: LiveLog | None = None
         self._leave_cells: Callable[[], object] = lambda: None  # of the IPython shell that it runs in
@@ -220,7 +223,14 @@ class Session:
     def note_loader(self, loader: Any, iterator: Any) -> None:
         """Note a loader's settings and workers: evidence, and advice in numbers."""
         doing, accounts = "reading the loader's settings", self.publisher.accounts
-        self.guard(lambda: setattr(accounts, "loader", loader_settings(loader, iterator)), doing)
+        self.guard(lambda: setattr(accounts, "loader", self._settings(loader, iterator)), doing)
+
+    def _settings(self, loader: Any, iterator: Any) -> Loader:
+        """Return the loader's settings. One inside a generator or another iterable is not searched for again and again where there is none."""
+        kind = getattr(loader, "gi_code", type(loader))
+        found = loader_settings(loader, iterator, self._searches[kind] < _SEARCHES)
+        self._searches[kind] += found.num_workers is None
+        return found
 
     def first_batch(self, loop: Any, batch: Any) -> None:
         """Note what is read from one batch per training pass."""
@@ -232,7 +242,7 @@ class Session:
             accounts.batch_bytes = loop.owner.batch_bytes = size
         known = loop.owner.loader or accounts.loader
         if loop.owner.loader is not None and loop.owner.loader.num_workers is None:
-            known = loader_settings(loop.iterator, loop.iterator)  # a generator may have made one by now
+            known = self._settings(loop.iterator, loop.iterator)  # a generator may have made one by now
         if known is not None and known.num_workers and not known.worker_pids:
             # Made by a generator, just now.
             made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))

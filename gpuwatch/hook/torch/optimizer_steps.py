@@ -10,11 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import chain, islice
 from threading import get_ident
 from types import FrameType, SimpleNamespace
 from typing import Any, Literal
 from weakref import ref
 
+from gpuwatch.errors import pass_on
 from gpuwatch.hook.metering import FetchEvidence
 from gpuwatch.hook.recorder import METERED, MOST_TAKEN, Recorder
 from gpuwatch.hook.torch.patches import GlobalHook, Patches, remove_hooks
@@ -30,6 +32,7 @@ _COMPILED: Any = SimpleNamespace(training=True)
 _STEPPED = "register_optimizer_step_post_hook"
 _BEFORE, _AFTER = "register_module_forward_pre_hook", "register_module_forward_hook"
 _BEGUN_EVERY_NS = 20_000_000  # quick steps are not all checked for rare events, such as a device
+_PARAMETERS = 64  # whose gradients are compared
 _DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
 
 
@@ -50,6 +53,9 @@ class OptimizerSteps:
         self._evaluates = False  # whether its first step does not train
         self._recorded = 0  # how much autograd had recorded before that step, where no optimizer of torch's is known
         self._records = False  # whether it has recorded anything in the first step of any pass
+        self._gradients: list[
+            tuple[Any, int]
+        ] = []  # references to some before that step, and how often each had changed
         self._next_call = GlobalHook(_BEFORE, partial(self.guarded, self._note_calls))
         self._awaited: list[Callable[[Any], None]] = []  # what is called then
         self._next_forward = GlobalHook(_BEFORE, partial(self.guarded, self._begin_forward))  # the next with gradients
@@ -124,20 +130,38 @@ class OptimizerSteps:
         """A pass has its first batch; `evaluates` shows after its first step whether it is an evaluation."""
         self.await_call()
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
+        self._gradients = [(grad if grad is None else ref(grad), _changes(grad)) for grad in self._some_gradients()]
         if self.count:
             self.await_call(self._note_call)
 
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer.
 
-        Without an optimizer of torch's: autograd has recorded nothing in it, but has in the first step of an earlier pass.
+        Nor has it computed gradients for one, which may make its step batches later. Without an optimizer of torch's: autograd has recorded
+        nothing in it, but has in the first step of an earlier pass.
         """
         if self._pass_began[0] is of_pass:
             self.await_call()  # no module was called
             if not self.count:
                 records = _recorded() > self._recorded
                 self._evaluates, self._records = self._records and not records, self._records or records
-        return self._evaluates and self._pass_began == (of_pass, self.count)
+        return self._evaluates and self._pass_began == (of_pass, self.count) and not self._has_new_gradients()
+
+    def _has_new_gradients(self) -> bool:
+        """Whether gradients have changed since the pass had its first batch."""
+        if _recorded() == self._recorded:
+            return False
+        pairs = zip(self._some_gradients(), self._gradients, strict=False)
+        return any(g is not None and (of is None or of() is not g or _changes(g) != was) for g, (of, was) in pairs)
+
+    def _some_gradients(self) -> list[Any]:
+        """Return gradients of what the last optimizer changes; None for a parameter without."""
+        try:
+            groups = getattr(self._last(), "param_groups", ())
+            return [each.grad for each in islice(chain.from_iterable(group["params"] for group in groups), _PARAMETERS)]
+        except Exception as error:  # an optimizer of the user's making
+            pass_on(error)
+            return []
 
     def _note_call(self, module: Any) -> None:
         self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
@@ -450,6 +474,10 @@ class OptimizerSteps:
         if self._pass == id(module):
             self._pass = 0
             self._recorder.begin_gap()
+
+
+def _changes(gradient: Any) -> int:
+    return int(getattr(gradient, "_version", 0))
 
 
 def _recorded() -> int:

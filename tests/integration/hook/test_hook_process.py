@@ -237,6 +237,24 @@ def test_a_forked_child_may_train_on_its_own(tmp_path: Path) -> None:
     assert "7 steps" in done.stderr and done.stderr.count("gpuwatch ·") == 1
 
 
+def test_without_a_thread_to_be_had_the_training_goes_on_and_one_line_says_so(tmp_path: Path) -> None:
+    done = run(
+        """
+        import threading, gpuwatch
+        start = threading.Thread.start
+        def refuse(thread):
+            if thread.name == "gpuwatch":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+        threading.Thread.start = refuse
+        print(sum(gpuwatch.watch(range(7))))
+        """,
+        tmp_path,
+    )
+    assert done.stdout == "21\n"
+    assert done.stderr.count("\n") == 1 and "records nothing more: RuntimeError" in done.stderr
+
+
 def test_training_in_another_thread_and_reports_from_the_main_one(tmp_path: Path) -> None:
     done = run(
         """

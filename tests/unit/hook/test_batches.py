@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -74,6 +75,81 @@ def test_a_batch_that_contains_itself_ends() -> None:
     batch: list[Any] = []
     batch.append(batch)
     assert sample_count(batch) == -1 and size_bytes(batch) is None
+
+
+class Attributes(dict[str, Any]):
+    """A dict whose keys are its attributes, as in many projects: one that is absent is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Nested:
+    nbytes = 4
+
+    @property
+    def shape(self) -> Any:
+        raise RuntimeError("NestedTensorImpl doesn't support sizes")
+
+
+class Sparse(Tensor):
+    @property
+    def nbytes(self) -> int:
+        raise NotImplementedError("nbytes is not defined for sparse tensors")
+
+    @nbytes.setter
+    def nbytes(self, value: int) -> None:
+        pass
+
+
+class Encoding(UserDict[str, Any]):
+    """As transformers' BatchEncoding."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.data[key] if isinstance(key, str) else None
+
+
+class Lazy(Mapping[str, Any]):
+    """Makes an item whenever it is asked for."""
+
+    made = 0
+
+    def __getitem__(self, key: str) -> Any:
+        Lazy.made += 1
+        return Tensor(4)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("image", "mask"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "nbytes"),
+    [
+        (Attributes(x=Tensor(8)), 8, 4),
+        (Nested(), -1, None),
+        ([Nested(), Tensor(6)], 6, 4),
+        (Sparse(5), 5, None),
+        ({"sparse": Sparse(5), "y": Tensor(5)}, 5, 4),
+        (Encoding(x=Tensor(7)), 7, 4),
+        (Lazy(), -1, None),
+        ([Lazy(), Tensor(3)], 3, 4),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_batch_whose_attributes_raise_or_whose_items_are_made_on_demand(
+    batch: Any, samples: int, nbytes: int | None
+) -> None:
+    assert sample_count(batch) == samples and size_bytes(batch) == nbytes
+    counter = sample_counter(batch)
+    assert (counter(batch) if counter else -1) == samples
+    assert Lazy.made == 0
+
+
+def test_a_dict_whose_keys_are_its_attributes_is_moved_as_a_dict() -> None:
+    moved = move(Attributes(x=Tensor(1), label="cat"), "cuda")
+    assert type(moved) is Attributes and moved == {"x": ("cuda", False), "label": "cat"}
 
 
 def test_pinned_memory_is_copied_without_waiting() -> None:

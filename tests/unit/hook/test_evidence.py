@@ -118,7 +118,12 @@ def test_a_loader_tells_its_settings_and_what_it_does_not_tell_is_none() -> None
         num_workers, prefetch_factor, batch_size, pin_memory, persistent_workers = 2, None, 32, True, False
 
     reported = loader_settings(Loader([1, 2, 3]), Iterator())
-    assert (reported.num_workers, reported.prefetch_factor, reported.batch_size, reported.batches) == (2, None, 32, 3)
+    assert (reported.num_workers, reported.prefetch_factor, reported.batch_size, reported.batches) == (
+        2,
+        None,
+        32,
+        None,
+    )
     assert (reported.pin_memory, reported.persistent_workers, reported.worker_pids) == (True, False, (42,))
     silent = loader_settings((x for x in "ab"), None)
     assert (silent.num_workers, silent.batches, silent.pin_memory, silent.worker_pids) == (None, None, None, ())

@@ -285,10 +285,15 @@ def test_batches_and_loaders_that_fail_when_looked_at_are_trained_on(
 ) -> None:
     class Hostile:
         @property
-        def nbytes(self) -> int:
+        def shape(self) -> Any:
             raise RuntimeError("do not look")
 
-        shape = (4,)
+        def __contains__(self, item: Any) -> bool:
+            raise RuntimeError("do not look")
+
+    class HostileDict(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("do not look")
 
     class Loader(list[Any]):
         @property
@@ -298,7 +303,9 @@ def test_batches_and_loaders_that_fail_when_looked_at_are_trained_on(
     for _ in range(2):
         for _ in watch.steps(Loader([Hostile(), Hostile()])):
             clock.sleep_ms(7)
-    assert watch.report().steps == 4
+    for _ in watch.steps([HostileDict(), HostileDict()]):
+        clock.sleep_ms(7)
+    assert watch.report().steps == 6
     assert sorted(record.getMessage().partition(" failed")[0] for record in caplog.records) == [
         "gpuwatch: reading a batch",
         "gpuwatch: reading the loader's settings",

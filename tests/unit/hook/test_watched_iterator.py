@@ -279,3 +279,28 @@ def test_an_interrupt_while_samples_are_counted_is_the_users(watch: Watch) -> No
     with pytest.raises(KeyboardInterrupt):
         for _ in watch.steps(range(100), samples=count):
             pass
+
+
+def test_what_is_sent_to_a_generator_is_its_and_the_batch_it_yields_a_step_s(watch: Watch) -> None:
+    clock: Any = watch._recorder.clock
+
+    def sampler() -> Iterator[int]:
+        sent = 0
+        while True:
+            clock.sleep_ms(6)
+            sent = yield sent + 1  # type: ignore[misc]
+
+    iterator: Any = iter(watch.steps(sampler()))
+    assert next(iterator) == 1
+    for number in range(40):
+        clock.sleep_ms(4)
+        assert iterator.send(10 * number) == 10 * number + 1
+    clock.sleep_ms(4)
+    with pytest.raises(TypeError):
+        iterator.send()
+    iterator.close()
+    with pytest.raises(StopIteration):
+        next(iterator)
+    report = watch.report()
+    assert report.steps == 41
+    assert report.states == {"input_wait": pytest.approx(0.246), "compute": pytest.approx(0.164)}

@@ -9,6 +9,7 @@ import queue
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import gpuwatch
+import gpuwatch.hook.batches as reading
 from benchmarks.fakes import FakeDevice
 from gpuwatch.hook.batches import loader_settings
 from gpuwatch.hook.session import Session
@@ -176,6 +178,64 @@ def test_a_pass_with_frozen_weights_or_accumulated_gradients_is_training(trainin
         if number % 4 == 3:
             training.optimizers[0].step()
     assert training.states_ms() == {"startup": 10, "input_wait": 160, "compute": 80}
+
+
+@pytest.mark.parametrize("to_none", [True, False], ids=["gradients are freed", "and set to 0"])
+@pytest.mark.parametrize("first", ["an encoder", "the model in its mode"])
+def test_accumulated_gradients_after_a_pass_without_are_training_in_every_pass(
+    training: Training, first: str, to_none: bool
+) -> None:
+    """A frozen encoder's pass, a teacher's or a generation comes first in each step, and the optimizer's step batches later."""
+    encoder, optimizer = torch.nn.Linear(2, 2).eval(), training.optimizers[0]
+    if first != "an encoder":
+        training.model.eval()  # left on for all the training
+    for _ in range(4):
+        for number in training.watch.steps(training.batches(8, 20)):
+            with torch.no_grad():
+                x = encoder(torch.ones(1, 2)) if first == "an encoder" else torch.ones(1, 2)
+            training.model(x).sum().backward()
+            training.clock.sleep_ms(10)
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=to_none)
+    assert training.states_ms() == {"input_wait": 640, "compute": 320}
+    assert training.watch.report().steps == 32
+
+
+def test_an_evaluation_of_a_loss_that_autograd_records_stays_one(training: Training) -> None:
+    """Gradients of the training are there still, and nothing changes them."""
+    for _ in range(3):
+        for _ in training.watch.steps(training.batches(4, 20)):
+            training.step(0, 10)
+        training.model.eval()
+        for _ in training.watch.steps(training.batches(4, 6)):
+            training.model(torch.ones(1, 2)).sum()
+            training.clock.sleep_ms(4)
+        training.model.train()
+    assert training.states_ms() == {"input_wait": 240, "compute": 120, "eval": 120}
+
+
+def test_a_kept_iterator_of_an_evaluation_ends_with_the_next_training(training: Training) -> None:
+    """`next(val)` a few times after each pass: all the training that followed was booked as evaluation."""
+
+    def forever(loader: Any) -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    kept = forever(training.watch.steps(training.batches(100, 6)))
+    for _ in range(3):
+        for _ in training.watch.steps(training.batches(4, 20)):
+            training.step(0, 10)
+        training.model.eval()
+        with torch.no_grad():
+            for _ in range(2):
+                next(kept)
+                training.model(torch.ones(1, 2))
+                training.clock.sleep_ms(4)
+        training.model.train()
+    states = training.states_ms()
+    assert states == {"input_wait": 240, "compute": 120, "eval": 60}
+    assert training.watch.report().steps == 12
 
 
 def test_several_optimizers_and_accumulated_gradients_make_one_step(training: Training) -> None:
@@ -524,7 +584,7 @@ class Miscounted(torch.utils.data.IterableDataset[Any]):
 
 @pytest.mark.parametrize("asks", [False, True])
 def test_of_a_length_that_is_wrong_torch_warns_only_those_who_ask_for_it(training: Training, asks: bool) -> None:
-    """Two workers that each yield all data, say: gpuwatch's own question made torch warn in every later pass."""
+    """Two workers that each yield all data, say. The length of such a data set is the user's code, and is not asked for."""
     loader = DataLoader(Miscounted(), batch_size=1)
     watched: Any = training.watch.steps(loader)
     if asks:
@@ -533,7 +593,40 @@ def test_of_a_length_that_is_wrong_torch_warns_only_those_who_ask_for_it(trainin
         warnings.simplefilter("always")
         assert [sum(1 for _ in watched) for _ in range(2)] == [8, 8]
     assert any("Length of IterableDataset" in str(each.message) for each in warned) == asks
-    assert training.watch.session.publisher.accounts.loader.batches == 4
+    assert training.watch.session.publisher.accounts.loader.batches is None
+    list(training.watch.steps(DataLoader(list(range(12)), batch_size=4)))
+    assert training.watch.session.publisher.accounts.loader.batches == 3, "that of a sampler"
+
+
+def test_the_batches_of_a_generator_are_freed_as_without(training: Training) -> None:
+    """Up to Python 3.12 the locals of a frame that were looked at stayed with it: the first batch, on the device, for the whole run."""
+    made: list[Any] = []
+
+    def batches() -> Iterator[Any]:
+        for _ in range(20):
+            batch = torch.zeros(3)
+            made.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    for batch in training.watch.steps(batches()):
+        training.step(0, 1)
+        del batch
+        assert [each() for each in made[:-1] if each() is not None] == []
+
+
+def test_a_loader_is_not_searched_for_in_each_of_many_short_passes(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[Any] = []
+    search = reading.loader_inside
+    monkeypatch.setattr(reading, "loader_inside", lambda *things: searched.append(things) or search(*things))
+    for _ in range(100):
+        list(training.watch.steps(training.batches(2, 1)))
+    assert 0 < len(searched) <= 40
+    for _ in training.watch.steps(each for each in DataLoader(range(4), num_workers=0)):  # type: ignore[arg-type]
+        training.step(0, 1)
+    assert training.watch.session.publisher.accounts.loader.num_workers == 0, "another generator is"
 
 
 class Endless(torch.utils.data.IterableDataset[Any]):
