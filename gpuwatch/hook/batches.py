@@ -5,7 +5,7 @@ A batch may be any container; tensors are anything with `shape`, `nbytes` and `t
 
 import gc
 import threading
-from collections import UserDict, deque
+from collections import ChainMap, UserDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from itertools import islice
@@ -82,7 +82,7 @@ def _walk(batch: Any, ask: Callable[[Any], Any]) -> Iterator[tuple[tuple[Any, ..
         if _works(ask, item):
             yield path, item
         elif len(path) < _DEPTH:
-            if isinstance(item, UserDict) or getattr(type(item), "__getitem__", None) in _PLAIN:
+            if isinstance(item, (UserDict, ChainMap)) or getattr(type(item), "__getitem__", None) in _PLAIN:
                 keyed: Iterable[tuple[Any, Any]] = item.items()
             else:
                 keyed = enumerate(item) if isinstance(item, (tuple, list)) else ()
@@ -97,10 +97,10 @@ def size_bytes(batch: Any) -> int | None:
 
 def move(batch: Any, device: Any) -> Any:
     """Return the batch with its tensors on `device`; pinned memory is copied without waiting for the copy."""
-    if _works(lambda item: (item.to, item.is_pinned), batch):
-        return batch.to(device, non_blocking=batch.is_pinned())
-    if _works(lambda item: item.to, batch):  # BatchEncoding, PackedSequence and the like
-        return batch.to(device)
+    if _works(lambda item: item.to.__call__, batch):
+        if _works(lambda item: item.is_pinned.__call__, batch):
+            return batch.to(device, non_blocking=batch.is_pinned())
+        return batch.to(device)  # BatchEncoding, PackedSequence and the like
     if isinstance(batch, Mapping):
         moved = {key: move(value, device) for key, value in batch.items()}
         if type(batch) is not dict and isinstance(batch, MutableMapping):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
 from itertools import cycle
+from types import GeneratorType
 from typing import Any, Generic, TypeVar
 
 from gpuwatch.hook.loop import Count, Loop
@@ -128,8 +129,9 @@ class WatchedIterator(map):  # type: ignore[type-arg]  # not generic at run time
     def __getattr__(self, name: str) -> Any:
         if name == "_loop":
             raise AttributeError(name)
-        found = getattr(self._loop.iterator, name)
-        return partial(self._send, found) if name == "send" else found
+        found, loop = getattr(self._loop.iterator, name), self._loop
+        is_sent = name == "send" and isinstance(loop.iterator, GeneratorType) and loop.is_open
+        return partial(self._send, found) if is_sent else found
 
     def _send(self, send: Callable[[Any], Any], value: Any) -> Any:
         """Send a value to a generator, which yields the next batch."""

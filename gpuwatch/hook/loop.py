@@ -81,9 +81,10 @@ class Loop(Generic[T]):
         begin = recorder.clock()
         recorder.end_taken()
         self._leave_evaluations()
+        self._evaluates = self._is_without_gradients()
         if self._is_evaluation():
             recorder.enter(EVAL, begin)
-            self._nested = self._evaluates = True
+            self._nested = True
         else:
             session.guard(session.torch_hooks.optimizer.give_way)
             if self._in_step_of_another and recorder.in_step and recorder.step_owner is not LOOSE:
@@ -107,10 +108,11 @@ class Loop(Generic[T]):
 
     def _is_evaluation(self) -> bool:
         """Whether this loop is one without gradients in a run that trains: the loop of an evaluation."""
+        return not self.recorder.in_phase and self._is_without_gradients()
+
+    def _is_without_gradients(self) -> bool:
         torch = sys.modules.get("torch")
-        if torch is None or not self._session.trained_with_gradients or self.recorder.in_phase:
-            return False
-        return not torch.is_grad_enabled()
+        return torch is not None and self._session.trained_with_gradients and not torch.is_grad_enabled()
 
     def ask(self) -> T:
         """End the open step and return the next one's batch, whatever else is going on."""
@@ -272,14 +274,14 @@ class Loop(Generic[T]):
             inner = next(entry[0] for entry in recorder.levels if entry[0] > self._level)
             recorder.exit(inner, recorder.clock())
         elif self._evaluates and self._is_evaluation():
-            self._level = recorder.enter(EVAL, recorder.clock())
+            self._level, self._nested = recorder.enter(EVAL, recorder.clock()), True
         else:  # it goes on outside of the phase in which it began
             self._level, self._nested = recorder.level, False
 
     def _leave_evaluations(self) -> None:
         """This loop begins with gradients: one without them that is kept, and not at its end, evaluates no longer."""
-        torch, recorder = sys.modules.get("torch"), self.recorder
-        if recorder.levels and torch is not None and torch.is_grad_enabled():
+        torch, recorder, contexts = sys.modules.get("torch"), self.recorder, self._session.torch_hooks.evaluations
+        if recorder.levels and torch is not None and torch.is_grad_enabled() and not contexts.enabled:
             for each in list(self._session.loops):
                 if each._evaluates and recorder.is_open(each._level):
                     recorder.exit(each._level, recorder.clock())

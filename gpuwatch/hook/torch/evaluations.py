@@ -32,6 +32,11 @@ class Evaluations:
         self._methods = [made(("__enter__", "__exit__"), owner=each) for each in contexts]
         self._methods.append(made(("eval",), owner=modules))
         self._train = made(("train",), owner=modules)  # each part of a model is asked too
+        enabled = operator.attrgetter("enable_grad")
+        self._methods.append(TorchMethods(("__enter__", "__exit__"), make=self._counted, owner=enabled))
+        self.enabled = (
+            0  # how many contexts with gradients are entered: what goes on there may be a part of an evaluation
+        )
         self._places: dict[tuple[int, int], int] = {}  # where one may begin: steps that had trained by the last time
         self._until: object = None  # the model, or the context, that ends it
         self._owner: object = None  # the loop in whose step it is; None between two loops
@@ -63,6 +68,15 @@ class Evaluations:
             return original(what, *args, **kwargs)
 
         return noted
+
+    def _counted(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if self._recorder.thread == get_ident():
+                self.enabled = max(0, self.enabled + (1 if name == "__enter__" else -1))
+            return original(*args, **kwargs)
+
+        return counted
 
     def _leaves_training(self, model: Any) -> None:
         if model.training and self._is_apart() and self._optimizer.trains(model):

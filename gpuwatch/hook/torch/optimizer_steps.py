@@ -10,11 +10,11 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from threading import get_ident
 from types import FrameType, SimpleNamespace
 from typing import Any, Literal
-from weakref import ref
+from weakref import WeakSet, ref
 
 from gpuwatch.errors import pass_on
 from gpuwatch.hook.metering import FetchEvidence
@@ -32,7 +32,7 @@ _COMPILED: Any = SimpleNamespace(training=True)
 _STEPPED = "register_optimizer_step_post_hook"
 _BEFORE, _AFTER = "register_module_forward_pre_hook", "register_module_forward_hook"
 _BEGUN_EVERY_NS = 20_000_000  # quick steps are not all checked for rare events, such as a device
-_PARAMETERS = 64  # whose gradients are compared
+_PARAMETERS = 64  # of each optimizer, whose gradients are compared
 _DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
 
 
@@ -51,6 +51,7 @@ class OptimizerSteps:
         self._bounded_by = 0  # the optimizer whose step began the open one
         self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
         self._evaluates = False  # whether its first step does not train
+        self._trains_in_mode = False  # whether a pass has begun with a module in training mode
         self._recorded = 0  # how much autograd had recorded before that step, where no optimizer of torch's is known
         self._records = False  # whether it has recorded anything in the first step of any pass
         self._gradients: list[
@@ -90,6 +91,7 @@ class OptimizerSteps:
         self._rested_for = 0  # visits since then
         self.trained_steps = self._trained_ns = 0  # steps of loops that an optimizer made one in; when the last began
         self._last: Callable[[], Any] = lambda: None  # the optimizer of the last of them
+        self._trainers = WeakSet[Any]()  # all optimizers that have made a step while these were counted
         self._has_failed = False
 
     def install(self) -> None:
@@ -131,21 +133,21 @@ class OptimizerSteps:
         self.await_call()
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
         self._gradients = [(grad if grad is None else ref(grad), _changes(grad)) for grad in self._some_gradients()]
-        if self.count:
-            self.await_call(self._note_call)
+        self.await_call(self._note_call)
 
     def evaluates(self, of_pass: object) -> bool:
         """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer.
 
-        Nor has it computed gradients for one, which may make its step batches later. Without an optimizer of torch's: autograd has recorded
-        nothing in it, but has in the first step of an earlier pass.
+        Nor, in a training of which no pass begins with a module in training mode, has it computed gradients for a step that is made batches
+        later. Without an optimizer of torch's: autograd has recorded nothing in it, but has in the first step of an earlier pass.
         """
         if self._pass_began[0] is of_pass:
             self.await_call()  # no module was called
             if not self.count:
                 records = _recorded() > self._recorded
                 self._evaluates, self._records = self._records and not records, self._records or records
-        return self._evaluates and self._pass_began == (of_pass, self.count) and not self._has_new_gradients()
+        evaluates = self._evaluates and self._pass_began == (of_pass, self.count)
+        return evaluates and (self._trains_in_mode or not self._has_new_gradients())
 
     def _has_new_gradients(self) -> bool:
         """Whether gradients have changed since the pass had its first batch."""
@@ -155,16 +157,19 @@ class OptimizerSteps:
         return any(g is not None and (of is None or of() is not g or _changes(g) != was) for g, (of, was) in pairs)
 
     def _some_gradients(self) -> list[Any]:
-        """Return gradients of what the last optimizer changes; None for a parameter without."""
+        """Return gradients of what each optimizer changes; None for a parameter without."""
         try:
-            groups = getattr(self._last(), "param_groups", ())
-            return [each.grad for each in islice(chain.from_iterable(group["params"] for group in groups), _PARAMETERS)]
+            trained = [
+                (p for group in of.param_groups for p in group["params"] if p.requires_grad) for of in self._trainers
+            ]
+            return [each.grad for of_one in trained for each in islice(of_one, _PARAMETERS)]
         except Exception as error:  # an optimizer of the user's making
             pass_on(error)
             return []
 
     def _note_call(self, module: Any) -> None:
         self._evaluates = not (module.training and sys.modules["torch"].is_grad_enabled())
+        self._trains_in_mode |= not self._evaluates
 
     def await_call(self, call: Callable[[Any], None] | None = None) -> None:
         """Have this called, too, with the next module that the training thread calls; None: wait for none any more."""
@@ -284,6 +289,7 @@ class OptimizerSteps:
             self._leave_forward()
             if recorder.activity is DATA_WAIT:  # the first such step: what of it was no wait is not known
                 recorder.abandon_bounded(now)
+        self._trainers.add(of)
         if not self._before:
             self._before.append(at_each_optimizer_step(partial(self.guarded, self._optimizer_begins), "pre"))
             self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
@@ -299,6 +305,7 @@ class OptimizerSteps:
     def _train(self, of: Any) -> None:
         """Count the loop's open step as trained by this optimizer, once."""
         began_ns = self._recorder.begin_ns
+        self._trainers.add(of)
         if self._trained_ns != began_ns:
             self._trained_ns, self.trained_steps, self._last = began_ns, self.trained_steps + 1, ref(of)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections import ChainMap, OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -145,6 +145,12 @@ def test_a_batch_whose_attributes_raise_or_whose_items_are_made_on_demand(
     counter = sample_counter(batch)
     assert (counter(batch) if counter else -1) == samples
     assert Lazy.made == 0
+
+
+def test_a_field_of_the_name_is_no_method() -> None:
+    edge = namedtuple("edge", ["x", "to"])
+    assert move(edge(Tensor(1), 3), "cuda") == edge(("cuda", False), 3)
+    assert sample_count(ChainMap({"x": Tensor(4)}, {})) == 4
 
 
 def test_a_dict_whose_keys_are_its_attributes_is_moved_as_a_dict() -> None:

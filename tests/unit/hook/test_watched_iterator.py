@@ -304,3 +304,19 @@ def test_what_is_sent_to_a_generator_is_its_and_the_batch_it_yields_a_step_s(wat
     report = watch.report()
     assert report.steps == 41
     assert report.states == {"input_wait": pytest.approx(0.246), "compute": pytest.approx(0.164)}
+
+
+def test_another_send_is_the_iterator_s_own_and_a_generator_that_has_not_begun_takes_none(watch: Watch) -> None:
+    class Own:
+        def __iter__(self) -> Own:
+            return self
+
+        def __next__(self) -> int:
+            return 1
+
+        def send(self, one: int, other: int) -> int:
+            return one + other
+
+    assert iter(watch.steps(Own())).send(1, 2) == 3  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="just-started generator"):
+        iter(watch.steps(each for each in "ab")).send(5)  # type: ignore[attr-defined]

@@ -215,6 +215,92 @@ def test_an_evaluation_of_a_loss_that_autograd_records_stays_one(training: Train
     assert training.states_ms() == {"input_wait": 240, "compute": 120, "eval": 120}
 
 
+def perturb(training: Training) -> None:
+    """FGSM, as in PyTorch's tutorial: gradients of the inputs, and of the parameters too."""
+    x = torch.ones(1, 2, requires_grad=True)
+    loss = training.model(x).sum()
+    training.model.zero_grad()
+    loss.backward()
+    training.model(x + 0.1 * x.grad.sign())  # type: ignore[union-attr]
+
+
+def set_gradients_to_zero(training: Training) -> None:
+    training.optimizers[0].zero_grad(set_to_none=False)
+    training.model(torch.ones(1, 2)).sum()
+
+
+@pytest.mark.parametrize("evaluate", [perturb, set_gradients_to_zero])
+def test_an_evaluation_that_changes_gradients_stays_one(training: Training, evaluate: Any) -> None:
+    for _ in range(3):
+        training.model.train()
+        for _ in training.watch.steps(training.batches(4, 20)):
+            training.step(0, 10)
+        training.model.eval()
+        for _ in training.watch.steps(training.batches(4, 6)):
+            evaluate(training)
+            training.clock.sleep_ms(4)
+    assert training.states_ms() == {"input_wait": 240, "compute": 120, "eval": 120}
+
+
+@pytest.mark.parametrize("frozen", [100, 0], ids=["many parameters without gradients", "two optimizers"])
+def test_accumulated_gradients_of_any_parameter_show_that_a_pass_trains(training: Training, frozen: int) -> None:
+    others = [torch.nn.Parameter(torch.ones(1), requires_grad=False) for _ in range(frozen)]
+    other = torch.nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD([*others, *training.model.parameters()], 0.1)]
+    optimizers += [] if frozen else [torch.optim.SGD(other.parameters(), 0.1)]
+    training.model.eval()
+    for _ in range(3):
+        for number in training.watch.steps(training.batches(8, 20)):
+            training.model(torch.ones(1, 2)).sum().backward()
+            training.clock.sleep_ms(10)
+            if number % 4 == 3:
+                for each in optimizers:
+                    each.step()
+                    each.zero_grad()
+    assert training.states_ms() == {"input_wait": 480, "compute": 240}
+
+
+def test_a_loop_with_gradients_inside_an_evaluation_is_a_part_of_it(training: Training) -> None:
+    """Test-time training: a level stayed open, and all the training that followed was an evaluation."""
+    for _ in range(3):
+        training.model.train()
+        for _ in training.watch.steps(training.batches(4, 20)):
+            training.step(0, 10)
+        training.model.eval()
+        with torch.no_grad():
+            for _ in training.watch.steps(training.batches(2, 6)):
+                with torch.enable_grad():
+                    copied = torch.nn.Linear(2, 2)
+                    for _ in training.watch.steps(training.batches(2, 1)):
+                        copied(torch.ones(1, 2)).sum().backward()
+                        training.clock.sleep_ms(4)
+                training.model(torch.ones(1, 2))
+                training.clock.sleep_ms(4)
+    assert training.states_ms() == {"input_wait": 240, "compute": 120, "eval": 120}
+    assert training.watch._recorder.levels == []
+
+
+def test_a_kept_iterator_evaluates_inside_steps_and_between_passes(training: Training) -> None:
+    kept = iter(training.watch.steps(training.batches(100, 6)))
+
+    def evaluate() -> None:
+        training.model.eval()
+        with torch.no_grad():
+            next(kept)
+            training.model(torch.ones(1, 2))
+            training.clock.sleep_ms(4)
+        training.model.train()
+
+    for _ in range(3):
+        for number in training.watch.steps(training.batches(20, 20)):
+            training.step(0, 10)
+            if number % 10 == 9:
+                evaluate()
+        evaluate()
+    assert training.states_ms() == {"input_wait": 1200, "compute": 600, "eval": 90}
+    assert training.watch.report().steps == 60
+
+
 def test_a_kept_iterator_of_an_evaluation_ends_with_the_next_training(training: Training) -> None:
     """`next(val)` a few times after each pass: all the training that followed was booked as evaluation."""
 
