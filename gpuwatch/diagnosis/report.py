@@ -23,6 +23,7 @@ from gpuwatch.tools.reports.display import STATES
 from gpuwatch.wire import Flops
 
 _LEAST_START_S, _LEAST_END_S = 1.0, 0.05  # a shorter begin and end of a run is no headline, or not mentioned
+_LEAST_STARTUP = 0.02  # share of the time from which start-up is mentioned
 _WHOLE = 0.95  # Share of the steps that counts as all of them: the device has not finished the last ones.
 _OTHERS_SHOWN = 3
 _RATES = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu_ratio")
@@ -237,7 +238,7 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
 
 
 def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thresholds) -> Verdict:
-    excluded = "" if _headline(window, thresholds) else _excluded(window)
+    excluded = _excluded(window, is_named=bool(_headline(window, thresholds)))
     shares_of = {state: window.share(state) for state in _SENTENCES}
     shares_of[st.OTHER] -= sum(window.declared.values())
     between = between_passes(window, thresholds)
@@ -286,9 +287,13 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
         text = f"host-bound: for {percent(outside.ratio)} of the time the step runs Python code outside of torch"
         return Verdict("host", outside.ratio, text)
     good = "the GPU is saturated" if "gpu_saturated" in found else "the input keeps up"
-    text = f"healthy: {percent(share)} of the time is compute, {good}"
-    if waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:
-        what = "spent before forward passes" if window.bounded_by_optimizer else "data wait"
+    text, step = f"healthy: {percent(share)} of the time is compute, {good}", window.mean_step
+    what = "spent before forward passes" if window.bounded_by_optimizer else "data wait"
+    whole_s = step.wait_s + step.rest_s
+    if step.wait_s > 0 and step.wait_s >= thresholds.input_share * whole_s:  # in little of the time
+        part = f"{duration(step.wait_s)} of a {duration(whole_s)} step is {what}"
+        text = f"{percent(share)} of the time is compute; {part}{_by_host_clock(window)}"
+    elif waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:
         text = f"mostly compute; {percent(waited)} of the time is {what}: at most {1 / (1 - waited):.1f}× the throughput without it"
         text += _by_host_clock(window)
     parts = {state: window.share(state) for state in (st.EVAL, st.CHECKPOINT)} | dict(window.declared)
@@ -304,13 +309,16 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
     return Verdict("compute", share, text)
 
 
-def _excluded(window: Window) -> str:
-    """Return what no share counts, for people."""
-    left_out = [f"{what}, which took {duration(spent_s)}" for what, spent_s in _start_and_end(window)]
+def _excluded(window: Window, is_named: bool = False) -> str:
+    """Return what no share counts, for people. `is_named`: the headline names the begin and end."""
+    parts = [] if is_named else _start_and_end(window)
+    left_out = [f"{what}, which took {duration(spent_s)}" for what, spent_s in parts]
     if untrained_s := sum(window.untrained_s.values()):
         left_out = [f"{duration(untrained_s)} from the first pass without an optimizer step until training began"]
     if paused_s := window.declared_s.get(st.PAUSE):
         left_out.append(f"{duration(paused_s)} between cells")
+    if window.startup_s >= _LEAST_STARTUP * window.duration_s > 0:
+        left_out.insert(0, f"start-up, which took {duration(window.startup_s)} of {duration(window.duration_s)}")
     return f" (excluding {', and '.join(left_out)})" if left_out else ""
 
 

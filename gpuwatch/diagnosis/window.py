@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from gpuwatch.host.frames import Place
-from gpuwatch.ledger.states import EVAL, INPUT_WAIT, OTHER, PAUSE, shares
+from gpuwatch.ledger.states import EVAL, INPUT_WAIT, OTHER, PAUSE, STARTUP, shares
 from gpuwatch.wire import Flops, Loader, Standstill, WorkerDeath
 
 if TYPE_CHECKING:
@@ -221,15 +221,14 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     may_wait_for_phase: bool = False  # a rank of the run is in a declared phase, an evaluation or a checkpoint
 
     def share(self, *states: str) -> float:
-        """Return the share of the window's time in these states together, 0–1; an atypical first step is not counted."""
+        """Return the share of the window's time in these states together, 0–1; an atypical first step, and start-up once there are steps, are not counted."""
         return sum(self._shares.get(state, 0.0) for state in states)
 
     @cached_property
     def declared(self) -> Mapping[str, float]:
         """Share of the time, 0–1, by name of the declared phases in `declared_s`, the largest first; together no more than `other`."""
         spent_s = {name: seconds for name, seconds in self.declared_s.items() if name != PAUSE}
-        other, found, paused_s = self.share(OTHER), shares(spent_s), self.declared_s.get(PAUSE, 0.0)
-        whole = sum(self.states_s.values()) - sum(self.first_step_s.values()) - paused_s
+        other, found, whole = self.share(OTHER), shares(spent_s), sum(self._counted_s.values())
         part = min(other, sum(spent_s.values()) / whole) if whole > 0 else 0.0
         return {name: share * part for name, share in found.items()}
 
@@ -280,12 +279,22 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     def mean_step(self) -> MeanStep:
         return self.steps.mean()
 
+    @property
+    def startup_s(self) -> float:
+        """Return the time of start-up once there are steps, which no share counts then: it passes."""
+        return self.states_s.get(STARTUP, 0.0) if len(self.steps) else 0.0
+
     @cached_property
     def _shares(self) -> Mapping[str, float]:
+        return shares(self._counted_s)
+
+    @cached_property
+    def _counted_s(self) -> Mapping[str, float]:
         before = dict(self.untrained_s or self.first_step_s)  # which is one of their steps
+        before[STARTUP] = self.startup_s
         before[INPUT_WAIT] = before.get(INPUT_WAIT, 0.0) + self.end_s
         before[OTHER] = before.get(OTHER, 0.0) + self.declared_s.get(PAUSE, 0.0)
-        return shares({state: max(0.0, spent - before.get(state, 0.0)) for state, spent in self.states_s.items()})
+        return {state: max(0.0, spent - before.get(state, 0.0)) for state, spent in self.states_s.items()}
 
 
 def make_window(duration_ns: int, states_ns: Mapping[str, int], now: Any, then: Any = None, **facts: Any) -> Window:

@@ -9,6 +9,7 @@ from gpuwatch.diagnosis.finding import Finding, Verdict
 from gpuwatch.diagnosis.report import give_verdict, is_short
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
+from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
 
 
@@ -95,6 +96,37 @@ def test_a_run_that_is_stalled_now_is_stalled_whatever_it_did_before() -> None:
 
 def test_before_the_first_step_it_is_starting_up() -> None:
     assert give_verdict(Window(duration_s=9.0, states_s={"startup": 9.0})).state == "startup"
+
+
+def test_start_up_is_no_part_of_the_time_once_there_are_steps() -> None:
+    """With 38 s of start-up, 500 steps of 16 ms, half of each a wait, were "healthy: 7.9% of the time is compute, the input keeps up"."""
+    columns = steps(500, 0.009, 0.007)
+    long = window(columns, states_s=states(columns, startup=40.0), loader=Loader(num_workers=0))
+    verdict = give_verdict(long, diagnose(long))
+    assert (verdict.state, verdict.ratio) == ("input", pytest.approx(9 / 16))
+    assert verdict.sentence == (
+        "input-bound: 56% of the time training waited for data (excluding start-up, which took 40.0 s of 48.0 s)"
+    )
+    assert diagnose(long)[0].cause == "input_single_process"
+    quick = replace(long, states_s=states(columns, startup=0.1), duration_s=8.1)
+    assert "start-up" not in give_verdict(quick).sentence, "too little to matter"
+    rollout = window(columns, states_s=states(columns, startup=40.0, other=4.0), declared_s={"rollout": 4.0})
+    assert rollout.declared == {"rollout": pytest.approx(1 / 3)}
+    slow = replace(long, first_step_s={"input_wait": 20.0}, duration_s=68.0)
+    slow = replace(slow, states_s=states(columns, startup=40.0) | {"input_wait": 24.5})
+    assert give_verdict(slow).sentence == (
+        "start: the first batch took 20.0 s of 1m 08s; apart from that input-bound: 56% of the time training waited for data "
+        "(excluding start-up, which took 40.0 s of 1m 08s)"
+    )
+
+
+def test_a_loop_whose_steps_wait_is_not_healthy_however_small_a_part_of_the_time_they_are() -> None:
+    columns = steps(100, 0.003, 0.007)
+    much = window(columns, states_s=states(columns, eval=0.45, checkpoint=0.45, other=0.45, compile=0.4))
+    verdict = give_verdict(much)
+    assert verdict.state == "compute"
+    assert verdict.sentence == "25% of the time is compute; 3 ms of a 10 ms step is data wait"
+    assert give_verdict(replace(much, device="cuda")).sentence.endswith("may hide part of it)")
 
 
 def test_time_that_no_message_explains_is_reported_as_unknown() -> None:
