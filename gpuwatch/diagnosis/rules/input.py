@@ -500,11 +500,16 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     wait = waited(window, thresholds)
     if wait is None or not window.bounded_by_optimizer:
         return None
-    place, workers = window.fetch_place, window.workers
+    place, around, workers = window.fetch_place, window.around_place, window.workers
     ahead = "prefetch batches (a DataLoader with num_workers, a thread), and log every N steps"
     if workers is not None:
         ahead = f"a thread reads batches from a DataLoader over {window.loader.dataset} with num_workers={workers}: use more workers"
     batch = "the code that gets the batch" + ("" if place is None else f" (most of the time is in {place})")
+    advice = f"to measure how much of it is data wait, wrap {batch} in `with w.data():` (w = gpuwatch.Watch()); {ahead}"
+    if around is not None and around.has_most:  # the training thread waits for no queue and no loader there
+        advice = f"make the code in {around} cheaper, run it every N steps, or in another thread"
+        if workers is None:
+            advice += "; if it gets the batch, prefetch (a DataLoader with num_workers, a thread), and declare it: `with w.data():` (w = gpuwatch.Watch())"
     text = f"{{}} of the time was spent between an optimizer step and the next forward pass ({wait.mean})"
     return found(
         "no DataLoader is watched, and much of the time is spent before the forward passes",
@@ -512,5 +517,5 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
         *measured("outside torch", wait.share, text),
         *place_evidence(place, "it"),
         severity=wait.severity,
-        advice=f"to measure how much of it is data wait, wrap {batch} in `with w.data():` (w = gpuwatch.Watch()); {ahead}",
+        advice=advice,
     )

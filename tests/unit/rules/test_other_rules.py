@@ -276,6 +276,19 @@ def test_time_outside_of_torch_is_named_where_no_loader_is_watched() -> None:
     assert outside_torch(STARVED) is None, "a watched loader has causes of its own"
 
 
+def test_a_function_of_the_training_thread_before_its_forward_pass_is_not_fed_by_more_workers() -> None:
+    """`post_metrics` had 99% of the time, while a thread's queue was full: "the code that gets the batch", "use more workers"."""
+    logs = Place("post_metrics", "/home/me/train.py", 10, 0.99)
+    bounded = replace(STARVED, bounded_by_optimizer=True, fetch_place=logs, around_place=logs)
+    fed = outside_torch(replace(bounded, loader=Loader(num_workers=0, dataset="list")))
+    cheaper = "make the code in post_metrics (train.py:10) cheaper, run it every N steps, or in another thread"
+    assert fed is not None and fed.advice == cheaper
+    alone = outside_torch(replace(bounded, loader=Loader()))
+    assert alone is not None and alone.advice.startswith(f"{cheaper}; if it gets the batch, prefetch")
+    in_a_queue = outside_torch(replace(bounded, around_place=logs._replace(ratio=0.4)))
+    assert in_a_queue is not None and "more workers" in in_a_queue.advice
+
+
 ENV = Place("CartPole.step", "/home/me/env.py", 41, 0.9)
 
 
