@@ -32,7 +32,7 @@ class Thresholds:
     burst_correlation: float = 0.50  # Autocorrelation of the wait at a lag of `num_workers` from which it is in bursts.
     burst_share: float = 0.50  # How concentrated the wait is in one of `num_workers` steps: 0 (even) to 1 (all of it).
     first_batch_factor: float = 10.0  # Multiple of the median wait from which the wait for a first batch is a pause.
-    first_batch_min_s: float = 0.1  # A shorter wait for a first batch is not a pause.
+    first_batch_min_s: float = 0.1  # A shorter wait for a first batch is no pause, unless all of them are much time.
     first_batch_share: float = 0.05  # Share of step time that first batches must take for a finding.
     pcie_bytes_per_s: float = 8e9  # Rate of copies from pinned memory from which the PCIe bus is the limit.
     host_wait_share: float = 0.10  # Share of time in which the device waits for host code that is worth a change.

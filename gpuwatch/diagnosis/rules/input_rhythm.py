@@ -74,8 +74,9 @@ def share_of_slowest(values: Sequence[float], count: int) -> float:
     explains=("input_unexplained",), stacks="workers", alert="EpochPauses",
 )  # fmt: skip
 def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when first batches take ≥ `first_batch_factor` × the median wait and ≥ `first_batch_share` of the step time, a
-    single first batch takes ≥ `input_share` of all time, or a new iterator for each batch takes ≥ `input_share` of it."""
+    """Found when first batches take ≥ `first_batch_factor` × the median wait and ≥ `first_batch_share` of the step time, or
+    together ≥ `input_share` of it more than as many later ones, a single first batch takes ≥ `input_share` of all time, or
+    a new iterator for each batch takes ≥ `input_share` of it."""
     steps, loader = window.steps, window.loader
     firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
     if not firsts or len(steps) < thresholds.min_steps or window.waits_hidden_in:
@@ -108,6 +109,8 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
                 advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start the workers by fork (multiprocessing_context)"
     else:
         least = thresholds.first_batch_share
+        if (pause - fmean(later)) * len(firsts) >= thresholds.input_share * whole:
+            least_s = 0.0  # short each, but many
         if window.workers and not loader.persistent_workers:
             advice = "persistent_workers=True: the workers, and what they have loaded, then survive from pass to pass"
     if pause < least_s or share < least:

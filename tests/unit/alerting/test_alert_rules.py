@@ -264,7 +264,11 @@ def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
 
     # Of runbooks that need more than the values of their alert's own thresholds, in any unit, which `own_numbers` knows.
     numbers: dict[str, tuple[str, ...]] = {
-        "EpochPauses": (f"at least {rules.first_batch_factor:g} times", f"at least {rules.first_batch_share:.0%}"),
+        "EpochPauses": (
+            f"at least {rules.first_batch_factor:g} times",
+            f"at least {rules.first_batch_share:.0%}",
+            f"at least {rules.input_share:.0%} of the step time more",
+        ),
         "Findings": (f"≥ {rules.mfu_gap * 100:g}% of the peak",),
         "GpuAllocatedUnused": (minutes(plain.processless_for_s),),
         "GpuBusyNoProgress": (

@@ -55,6 +55,22 @@ def test_epoch_start_pause_is_quiet_for_short_first_batches() -> None:
     assert epoch_start_pause(window(replace(one, data_wait_s=(0.08, *one.data_wait_s[1:])))) is None
 
 
+@pytest.mark.parametrize(
+    ("first_s", "later_s", "work_s", "length"),
+    [(0.04, 0.0, 0.008, 5), (0.01, 0.0012, 0.005, 3), (0.002, 4e-5, 4e-4, 3)],
+)
+def test_pauses_that_are_short_each_but_much_of_the_time_together_are_found(
+    first_s: float, later_s: float, work_s: float, length: int
+) -> None:
+    """Passes of five steps, each 40 ms late, were "input-bound: 48%" with neither a reason nor advice."""
+    columns = steps(150 * length, later_s, work_s, firsts=tuple(range(0, 150 * length, length)))
+    waits = tuple(first_s if first else later_s for first in columns.epoch_start)
+    found = diagnose(window(replace(columns, data_wait_s=waits), loader=Loader(num_workers=0)))
+    assert [finding.cause for finding in found] == ["epoch_start_pause"]
+    even = tuple((0.0, first_s)[number % 2] for number in range(150 * length))  # the first ones are like the others
+    assert epoch_start_pause(window(replace(columns, data_wait_s=even))) is None
+
+
 def test_the_first_batch_of_a_single_pass_is_information_while_it_matters() -> None:
     one = steps(100, 0.001, 0.040, firsts=(0,))
     slow = window(replace(one, data_wait_s=(3.0, *one.data_wait_s[1:])))
