@@ -40,6 +40,12 @@ class StepColumns(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.data_wait_s)
 
+    @property
+    def mean_pass_s(self) -> float | None:
+        """Return the mean time of a pass; None with fewer than two first batches."""
+        firsts, columns = sum(self.epoch_start), (self.data_wait_s, self.transfer_s, self.compute_s)
+        return sum(map(sum, columns)) / firsts if firsts > 1 else None
+
     def mean(self, part: slice = slice(None)) -> MeanStep:
         """Return the mean of these steps but first batches, whose wait is the start of the pass."""
         count = len(self.data_wait_s[part]) - sum(self.epoch_start[part])

@@ -16,7 +16,7 @@ from gpuwatch.diagnosis.finding import (
     rule,
     speedup_without,
 )
-from gpuwatch.diagnosis.prediction import WORTH, Plan, free_cores, plan, prefetch_of
+from gpuwatch.diagnosis.prediction import START_S, WORTH, Plan, free_cores, plan, prefetch_of
 from gpuwatch.diagnosis.rules.input_rhythm import round_correlation
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MeanStep, Window
@@ -33,6 +33,7 @@ input_rule = partial(
 
 
 Gain = tuple[float, float] | None
+_SHORT_PASS = 0.1  # a pass of which the start of its workers would take so much is short
 _DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
 _MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
 _MOSTLY_CALLS_S = 0.001  # so short a step calls torch from Python most of the time
@@ -164,14 +165,26 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
         advice = f"make {around.function} cheaper, or call it in the dataset or collate_fn, and use loader workers: they do not run code around the loader"
         title = f"the training thread itself works in a fetch, in {around.function}"
         return wait.finding(title, *evidence, *place_evidence(around), advice=advice)
-    plan = wait.plan(on_cpu=computes)
+    plan, pass_s, gain = wait.plan(on_cpu=computes), window.steps.mean_pass_s, None
+    advice, start_s = f"DataLoader(num_workers={plan.workers}, persistent_workers=True)", plan.workers * START_S
+    advice += f" over {window.loader.dataset}" * (pass_s is not None and window.loader.dataset is not None)
+    certain = plan if pass_s is None or start_s < _SHORT_PASS * pass_s or plan.speedup[0] < WORTH else None
+    if certain is None and pass_s is not None:
+        takes = f"which takes {duration(pass_s)}"
+        advice, gain = (
+            f"one {advice} for all passes: a new one starts its workers at each, {takes}",
+            (1.0, plan.gain[1]),
+        )
+        if start_s >= pass_s:
+            advice, gain = f"{_CHEAPER}, or passes longer: a start of workers takes longer than one, {takes}", None
     return wait.finding(
         "batches are prepared in the training process",
         Evidence("loader workers", 0, "", "num_workers=0"),
         *evidence,
         *place_evidence(window.fetch_place),
-        advice=f"DataLoader(num_workers={plan.workers}, persistent_workers=True)",
-        plan=plan,
+        advice=advice,
+        gain=gain,
+        plan=certain,
     )
 
 

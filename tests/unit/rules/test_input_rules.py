@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.input import input_cpu, input_cpu_saturated, input_single_process, input_unexplained
 from gpuwatch.diagnosis.window import HostFacts
@@ -228,3 +229,23 @@ def test_a_slow_first_batch_alone_is_no_steady_wait() -> None:
     assert window(columns).share("input_wait") > 0.4
     found = [(finding.cause, finding.severity) for finding in diagnose(window(columns, loader=NO_WORKERS))]
     assert found == [("epoch_start_pause", "info")]
+
+
+def test_workers_for_short_passes_are_of_one_loader() -> None:
+    """For each task of MAML a new loader of 4 batches: "DataLoader(num_workers=2, persistent_workers=True)", as if for any loader."""
+
+    def advised(length: int) -> Finding:
+        columns = steps(200, 0.025, 0.010, firsts=tuple(range(0, 200, length)))
+        loader = Loader(num_workers=0, dataset="Items", batch_bytes=512)
+        found = input_single_process(window(columns, loader=loader, fetch_cpu_ratio=0.04))
+        assert found is not None
+        return found
+
+    workers = "DataLoader(num_workers=3, persistent_workers=True) over Items"
+    assert advised(100).advice.startswith(f"{workers}; expect a step of ")
+    short = advised(4)
+    assert short.advice == f"one {workers} for all passes: a new one starts its workers at each, which takes 140 ms"
+    assert short.gain == "1.00× to 3.40×"
+    shorter = advised(2)
+    assert "passes longer: a start of workers takes longer than one, which takes 70 ms" in shorter.advice
+    assert "num_workers" not in shorter.advice and shorter.predicted_range is None
