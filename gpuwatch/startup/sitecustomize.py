@@ -57,7 +57,7 @@ _LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")  # their programs start the
 
 
 def _report_nothing(pid: int) -> None:
-    """Print why there is no verdict, where this process is the program, or has imported torch, and none was printed."""
+    """Print why there is no verdict, where this process is the program, or has imported torch and the program's stderr, and none was printed."""
     session, processes = sys.modules.get("gpuwatch.hook.session"), sys.modules.get("multiprocessing.process")
     if pid != os.getpid() or os.environ.get("GPUWATCH_QUIET", "") not in ("", "0"):
         return
@@ -66,12 +66,16 @@ def _report_nothing(pid: int) -> None:
     with contextlib.suppress(OSError), open(os.environ.get("GPUWATCH_AUTO_NOTES", os.devnull)) as notes:  # noqa: PTH123
         if f"{pid}\n" in notes:
             return  # a process that it has started has trained
+    program = os.environ.get("GPUWATCH_AUTO_PID")
+    with contextlib.suppress(OSError):  # it has ended, or there is no /proc
+        if not os.path.samefile("/proc/self/fd/2", f"/proc/{program}/fd/2"):  # noqa: PTH121
+            return  # another process reads what this one prints
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if (main is not None and main.name.startswith(_LAUNCHERS)) or "ray.train" in sys.modules:
         return
     if "torch" in sys.modules:
         reason = "no DataLoader was iterated in the main thread, and no torch optimizer made two steps"
-    elif os.environ.get("GPUWATCH_AUTO_PID") == str(pid):
+    elif program == str(pid):
         reason = "the program has not imported torch"
     else:
         return

@@ -376,6 +376,29 @@ def test_a_shell_scripts_python_is_watched_too(tmp_path: Path) -> None:
     assert run(tmp_path, [str(script)]).out == "True\n"
 
 
+HELPER = """
+import subprocess, sys
+helper = [sys.executable, "-c", "import torch; print('2.x')"]
+print(repr(subprocess.run(helper, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout))
+"""
+
+
+def test_a_helpers_output_that_the_program_reads_is_its_own(tmp_path: Path) -> None:
+    """It was the version, and "gpuwatch: no training step was seen in this process"."""
+    done = run(tmp_path, [sys.executable, "-c", HELPER])
+    assert done.out == "'2.x\\n'\n" and done.err.count("no training step was seen") == 1, done.err
+
+
+def test_python_that_a_shell_script_starts_says_why_there_is_no_verdict(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f'#!/bin/sh\n{sys.executable} -c "import torch"\ntrue\n')
+    script.chmod(0o755)
+    assert run(tmp_path, [str(script)]).err.count("no training step was seen") == 1
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    (tmp_path / "train.py").write_text("import torch")
+    assert run(tmp_path, [*torchrun, str(tmp_path / "train.py")]).err.count("no training step was seen") == 1
+
+
 def test_signals_reach_the_script_itself(tmp_path: Path) -> None:
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     with subprocess.Popen([*RUN, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
