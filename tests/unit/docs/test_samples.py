@@ -20,6 +20,7 @@ from msgspec.structs import replace as with_fields
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import gpuwatch
 from gpuwatch import api
 from gpuwatch.alerting.render import groups
 from gpuwatch.alerting.thresholds import Prices
@@ -342,6 +343,17 @@ def test_yaml_is_parsed(block: Block) -> None:
 @pytest.mark.parametrize("block", in_language("python"), ids=str)
 def test_code_is_python(block: Block) -> None:
     ast.parse(block.text.replace("(…)", "(...)"))
+
+
+def test_names_in_code_are_there() -> None:
+    """`gpuwatch.integrations.lightning` is none after `import gpuwatch`: it has to be imported."""
+    code = "\n".join(block.text for block in in_language("python"))
+    imported = r"^from (gpuwatch\.[\w.]+) import (\w+)$"
+    for module, name in re.findall(imported, code, re.MULTILINE):
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        assert re.search(rf"^(?:class|def) {name}\b", source, re.MULTILINE), f"{module}.{name}"
+    used = set(re.findall(r"\bgpuwatch\.(\w+)", re.sub(imported, "", code, flags=re.MULTILINE)))
+    assert used and used <= set(gpuwatch.__all__)
 
 
 ANSWERS = {
