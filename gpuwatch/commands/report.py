@@ -85,7 +85,8 @@ def compare(
     if b in (None, a):
         a, b = last_two(source, a)
     found = compare_runs(_load_run(source, a, config), _load_run(source, b, config))
-    _finish(found, markdown, json, output, f"{found.b.name} against {found.a.name}", broken(found.b, gates, found))
+    before, after = found.runs
+    _finish(found, markdown, json, output, f"{after.name} against {before.name}", broken(found.b, gates, found))
 
 
 def digest(

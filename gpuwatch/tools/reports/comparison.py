@@ -10,7 +10,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.tools.reports.display import STATES
-from gpuwatch.tools.reports.model import RunReport
+from gpuwatch.tools.reports.model import RunReport, when
 from gpuwatch.tools.reports.statistics import speedup
 
 SCHEMA = "gpuwatch-compare/1"
@@ -53,24 +53,34 @@ class Comparison(msgspec.Struct, frozen=True):
     prediction: Prediction | None  # none where the first run had no prediction
 
     @property
+    def runs(self) -> tuple[RunReport, RunReport]:
+        """Return `a` and `b` as they are shown: two of one name have their starts in it."""
+        if self.a.name != self.b.name:
+            return self.a, self.b
+        a, b = (f"{run.name} ({when(run.started_s, seconds=True)})" for run in (self.a, self.b))
+        return msgspec.structs.replace(self.a, name=a), msgspec.structs.replace(self.b, name=b)
+
+    @property
     def outcome(self) -> list[str]:
         """Return sentences: faster or slower and how sure that is, and what had been predicted."""
         promise = self.prediction
-        if promise is None or promise.achieved is None or promise.fulfilled is None:
+        if promise is None or promise.achieved is None:
             return [self._speed()]
-        predicted, most = f"up to {promise.predicted:.2f}×", "of it"
+        predicted, most = f"up to {promise.predicted:.2f}×", "of that gain"
         if promise.predicted_range is not None:
             low, high = promise.predicted_range
-            predicted, most = f"{low:.2f}× to {high:.2f}×", "of the upper prediction"
-        reached = f"achieved {promise.achieved:.2f}×, {promise.fulfilled:.0%} {most}"
+            predicted, most = f"{low:.2f}× to {high:.2f}×", "of the upper gain"
+        reached = f"achieved {promise.achieved:.2f}×"
+        if self.speedup_interval is not None and self.speedup_interval[0] > 1:
+            reached += f", {(promise.achieved - 1) / (promise.predicted - 1):.0%} {most}"
         gone = "gone" if promise.gone else "still there"
         promised = f"predicted for {promise.cause}: {predicted} the throughput"
         return [self._speed(), f"{promised}; {reached}, and the cause is {gone}"]
 
     def _speed(self) -> str:
-        a, b, ratio = self.a.name, self.b.name, self.speedup
+        (a, b), ratio = (run.name for run in self.runs), self.speedup
         if ratio is None:
-            if old := [run.name for run in (self.a, self.b) if run.steps and run.step_time is None]:
+            if old := [run.name for run in self.runs if run.steps and run.step_time is None]:
                 return f"speed not compared: single steps of {' and '.join(old)} are no longer stored"
             return "one of the runs has no steps to compare"
         what = "a sample" if self.per_sample else "a step"

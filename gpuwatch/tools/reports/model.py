@@ -19,9 +19,9 @@ from gpuwatch.tools.stacks.records import Stacks
 SCHEMA = "gpuwatch-report/1"
 
 
-def when(time_s: float) -> str:
+def when(time_s: float, seconds: bool = False) -> str:
     """Return e.g. "2026-11-20 20:57 UTC": a report is read elsewhere than it was made."""
-    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime(f"%Y-%m-%d %H:%M{':%S' * seconds} UTC")
 
 
 class Found(Finding, frozen=True, kw_only=True):

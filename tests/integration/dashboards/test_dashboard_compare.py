@@ -53,7 +53,7 @@ def test_two_runs_with_their_prediction(page: Any, url: str) -> None:
     outcome.wait_for(timeout=WAIT_MS)
     output = outcome.inner_text()
     assert "after is faster: a step is 2.00× as fast as one of before" in output
-    assert "up to 2.60× the throughput; achieved 2.00×, 77% of it, and the cause is gone" in output
+    assert "up to 2.60× the throughput; achieved 2.00×, 62% of that gain, and the cause is gone" in output
     assert cells(page, "after", "step, mean") == ["100 ms", "50 ms", "-50%"]
     assert cells(page, "after", "waiting for data") == ["62%", "18%", "-44.0 points"]
     assert cells(page, "after", "loader: num_workers") == ["0", "8"]

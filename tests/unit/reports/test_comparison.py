@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gpuwatch.tools.reports.comparison import compare
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport
+from gpuwatch.tools.reports.page import as_html, as_markdown
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run, steps
 
 
@@ -81,3 +83,22 @@ def test_rows_show_the_change_and_settings_only_where_they_differ() -> None:
 def test_a_change_too_small_to_show_has_no_sign_of_its_own() -> None:
     rows = {row[0]: row[3] for row in compare(report(0.060), report(0.0599, run="b", name="b")).rows}
     assert rows["step, mean"] == "+0%" and "-0" not in "".join(rows.values()), rows
+
+
+def test_two_runs_of_one_name_are_told_apart_by_their_start() -> None:
+    found = compare(report(0.004), report(0.060, run="b", started_s=START_S + 100))
+    one, two = "resnet (2026-09-21 14:13:20 UTC)", "resnet (2026-09-21 14:15:00 UTC)"
+    assert found.outcome[0].startswith(f"{two} is slower: a step is 0.44× as fast as one of {one}")
+    for page in (as_html(found), as_markdown(found)):
+        assert one in page and two in page and not re.search(r"resnet(?! \()", page)
+    assert [run.name for run in (found.a, found.b)] == ["resnet", "resnet"], "the JSON has the names that they have"
+    assert [run.name for run in compare(report(0.004), report(0.060, name="b")).runs] == ["resnet", "b"]
+
+
+def test_of_a_gain_that_was_not_made_no_part_of_the_prediction_is_claimed() -> None:
+    """1× of a predicted 2.5× is no gain, and 2.27× are 85% of the gain."""
+    gained = compare(report(0.060, [FINDING]), report(0.004, name="b"))
+    assert "achieved 2.27×, 85% of that gain, and the cause is gone" in gained.outcome[1]
+    for wait_s, spread in ((0.060, 0.5), (0.070, 0.0)):  # as before, slower
+        found = compare(report(0.060, [FINDING], spread=0.5), report(wait_s, [FINDING], spread, seed=2, name="b"))
+        assert re.search(r"achieved [01]\.\d\d×, and the cause is still there$", found.outcome[1]), found.outcome
