@@ -226,6 +226,20 @@ def test_damaged_file_is_set_aside_and_a_new_one_begun(tmp_path: Path, caplog: p
     history.close()
 
 
+def test_file_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import gpuwatch\n")
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match=rf"--history {path} is no history; name another file"):
+        History(path)
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("train.py", "import gpuwatch\n")]
+    assert path.stat().st_mode & 0o777 == 0o644
+    empty = tmp_path / "empty"
+    empty.touch()
+    History(empty).close()
+    History(empty).close()
+
+
 def test_file_damaged_inside_is_set_aside_too(tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     history = History(path)
