@@ -229,8 +229,8 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
     if window.is_short and count:
         step = window.mean_step
         trained_s = step.steps * (step.wait_s + step.rest_s)
-        what = f"{count} steps, too few"
-        if count >= thresholds.short_run_steps and trained_s < thresholds.short_run_s <= window.duration_s:
+        what = f"{count:,} steps, too few"
+        if count >= thresholds.short_run_steps and trained_s < thresholds.short_run_s:
             what = f"{duration(trained_s)} in training steps, too little"
         text = f"short: {what} for a prediction; so far {verdict.sentence}"
         verdict = msgspec.structs.replace(verdict, sentence=text)

@@ -21,8 +21,10 @@ all_is_well = partial(no_alert, all_is_well=True)
 
 
 def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float, float | None, Evidence] | None:
-    """Return (share of the time, bytes a second, evidence) of the copies of batches that are known to be pinned, or not to be."""
+    """Return (share of the time, bytes a second, evidence) of the copies of batches that are known to be pinned, or not to be; None on a CPU."""
     share, steps, loader = window.share(TRANSFER), window.steps, window.loader
+    if window.device == "cpu" and window.timeline == "host" and not window.gpus:
+        return None
     if share < thresholds.transfer_share or len(steps) < thresholds.min_steps or loader.pin_memory is not pinned:
         return None
     copy_s = sum(steps.transfer_s) / len(steps)

@@ -49,6 +49,8 @@ def test_many_steps_that_took_little_time_are_not_called_few() -> None:
     assert give_verdict(rollout).sentence.startswith(
         "short: 1.6 s in training steps, too little for a prediction; so far "
     )
+    all_quick = window(steps(1499, 0.001, 0.0014), is_short=True)  # 3.6 s in all
+    assert give_verdict(all_quick).sentence.startswith("short: 3.6 s in training steps, too little")
 
 
 @pytest.mark.parametrize(("steps_done", "seconds", "short"), [(29, 60.0, True), (30, 4.9, True), (30, 5.0, False)])

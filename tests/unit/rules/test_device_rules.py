@@ -54,7 +54,8 @@ def test_pinned_copies_at_the_bus_s_rate() -> None:
 
 
 def test_the_bus_is_quiet_for_slow_copies_and_abstains_where_the_batch_is_not_known() -> None:
-    copying = window(steps(50, 0.001, 0.060, transfer_s=0.039), loader=Loader(pin_memory=True, batch_bytes=6 << 20))
+    loader = Loader(pin_memory=True, batch_bytes=6 << 20)
+    copying = window(steps(50, 0.001, 0.060, transfer_s=0.039), loader=loader, device="cuda")
     assert transfer_pcie(copying) is None
     assert transfer_pcie(replace(copying, loader=Loader(pin_memory=True))) is None
     assert transfer_pcie(replace(copying, loader=Loader(pin_memory=False, batch_bytes=600_000_000))) is None

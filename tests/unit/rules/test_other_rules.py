@@ -17,6 +17,7 @@ from gpuwatch.diagnosis.rules.device import (
     held_idle,
     step_waits,
     transfer_pageable,
+    transfer_pcie,
 )
 from gpuwatch.diagnosis.rules.input import outside_torch
 from gpuwatch.diagnosis.rules.input_rhythm import epoch_start_pause
@@ -106,11 +107,20 @@ def test_transfer_from_pageable_memory() -> None:
 
 
 def test_transfer_is_quiet_when_pinned_or_short_and_abstains_when_not_known() -> None:
-    copying = window(steps(50, 0.001, 0.060, transfer_s=0.039))
+    copying = window(steps(50, 0.001, 0.060, transfer_s=0.039), device="cuda")
     assert transfer_pageable(replace(copying, loader=Loader(pin_memory=True))) is None
-    assert transfer_pageable(HEALTHY) is None
+    assert transfer_pageable(replace(HEALTHY, device="cuda")) is None
     assert transfer_pageable(replace(copying, loader=Loader())) is None
-    assert transfer_pageable(replace(copying, loader=Loader())) is None
+
+
+def test_copies_from_memory_to_memory_have_no_bus_and_need_no_pinning() -> None:
+    """`steps(loader, to="cpu")`, and Accelerate on a CPU, got the advice `pin_memory=True`."""
+    pageable = window(steps(50, 0.001, 0.060, transfer_s=0.039))
+    pinned = replace(pageable, loader=Loader(pin_memory=True, batch_bytes=600_000_000))
+    for copying, rule in ((pageable, transfer_pageable), (pinned, transfer_pcie)):
+        assert rule(copying) is None
+        assert rule(replace(copying, device="cuda")) is not None
+        assert rule(replace(copying, gpus=(GpuFacts("0", "GPU-0"),))) is not None, "it is not known yet what it is for"
 
 
 def test_phases_that_are_small_each_are_added_up() -> None:
