@@ -51,7 +51,7 @@ def agent_and_page(
 ) -> Iterator[tuple[list[Child], str, str]]:
     """Run agent and page; give (children, the agent's URL, the page's URL) once both answer, and stop both at the end.
 
-    Raises: ConfigError for a busy port; Exit when one ends at its start; MissingExtra.
+    Raises: ConfigError for a busy port, or an agent there; Exit when one ends at its start; MissingExtra.
     """
     require("uvicorn", "all")
     require("streamlit", "all")
@@ -61,6 +61,10 @@ def agent_and_page(
     if not is_loopback(http.rpartition(":")[0].strip("[]")):  # there the API needs a token; the page has it too
         os.environ.setdefault("GPUWATCH_API_TOKEN", secrets.token_hex(32))
     agent_url, page_url = own_agent_url(http), f"http://127.0.0.1:{port}"
+    with suppress(OSError):
+        if fetch(f"{agent_url}/readyz").status == 200:
+            shown = f"its page is `gpuwatch dashboard --agent {without_password(agent_url)}`"
+            raise ConfigError(f"--http {http}: an agent answers there already; {shown}")
     agent_command = [sys.executable, "-m", "gpuwatch", "agent", "--http", http]
     agent_command += [part for endpoint in listen for part in ("--listen", endpoint)]
     agent_command += ["--history", str(history)] if history is not None else []

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.agent_process import Agent
 from tests.programs import ROOT
 from tests.servers import free_port, get_json, wait_for
 
@@ -147,6 +148,14 @@ def test_up_with_a_busy_agent_port_says_so_and_ends(tmp_path: Path) -> None:
         )
     assert done.returncode == 2
     assert f"--http 127.0.0.1:{http}: Address already in use" in done.stderr
+
+
+def test_up_where_an_agent_answers_already_names_the_page_alone(tmp_path: Path) -> None:
+    """It printed "Press Ctrl-C to stop both": the other agent had answered for its own, which could not start."""
+    with Agent(tmp_path) as agent:
+        done = gpuwatch("up", "--http", agent.url.removeprefix("http://"), "--port", str(free_port()))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"an agent answers there already; its page is `gpuwatch dashboard --agent {agent.url}`" in done.stderr
 
 
 def test_help_shows_every_word_of_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
