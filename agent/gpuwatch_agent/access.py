@@ -192,9 +192,11 @@ class Access:
         if is_api and self._token and hmac.compare_digest(asked, bearer):
             return None
         if self._users:
-            return _error(401, "a user and a password are needed, https://USER:PASSWORD@HOST", "Basic realm=gpuwatch")
+            text = "a user and a password are needed" if scheme.lower() != "basic" else "the user or password is wrong"
+            return _error(401, f"{text}, https://USER:PASSWORD@HOST", "Basic realm=gpuwatch")
         if is_api and self._token:
-            return _error(401, "the API needs its token: GPUWATCH_API_TOKEN, or GPUWATCH_API_TOKEN_FILE", "Bearer")
+            text = "the token is wrong" if scheme.lower() == "bearer" else "the API needs its token"
+            return _error(401, f"{text}: GPUWATCH_API_TOKEN, or GPUWATCH_API_TOKEN_FILE", "Bearer")
         if is_api and not self._on_loopback:
             remedy = "start the agent with --api-token-file FILE, or with basic_auth_users in --web.config.file"
             return _error(403, f"the API is off, because the agent listens on more than loopback; {remedy}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -75,7 +76,7 @@ class Http:
             if self._pool is None:
                 if not is_url(self._url):
                     text = f"{without_password(self._url)}: the URL has to begin with http:// or https:// and a host"
-                    raise OSError(text)
+                    raise ConfigError(text)
                 auth = urllib3.util.parse_url(self._url).auth
                 user = unquote(auth).encode().decode("latin-1") if auth else None  # RFC 7617: UTF-8
                 headers = urllib3.make_headers(accept_encoding="gzip", basic_auth=user)
@@ -134,6 +135,17 @@ def why(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
+def remedy_of(error: OSError, away: str) -> str:
+    """Return what to do about an error; `away` where there may be no server."""
+    if isinstance(error.__cause__, ConfigError):
+        return "correct that; it was not asked"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "SSL_CERT_FILE has to name its CA, and the URL a host of the certificate"
+    if isinstance(error, ssl.SSLError | ConnectionResetError):
+        return "it is reached otherwise: check http:// or https:// in the URL, and GPUWATCH_CLIENT_CERT"
+    return away
+
+
 class JsonServer:
     """A server of JSON. `name` is its name in messages, `remedy` what to do when it is down; tests give `get`."""
 
@@ -150,7 +162,7 @@ class JsonServer:
         except OSError as error:
             what = "does not answer" if isinstance(error, ConnectionRefusedError) else f"does not answer ({why(error)})"
             what = f"did not answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else what
-            raise SourceError(f"{self.where} {what}", self._remedy) from error
+            raise SourceError(f"{self.where} {what}", remedy_of(error, self._remedy)) from error
         if reply.status != 200:
             what = f"{self.where} answered {path} with status {reply.status}"
             raise SourceError(what, reason_of(reply), reply.status)

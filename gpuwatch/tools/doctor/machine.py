@@ -23,7 +23,7 @@ import msgspec
 
 import gpuwatch
 from gpuwatch.api import Status
-from gpuwatch.api.client import Reply, api_token, fetch, reason_of, why, without_password
+from gpuwatch.api.client import Reply, api_token, fetch, reason_of, remedy_of, why, without_password
 from gpuwatch.wire import endpoint
 
 DISTRIBUTION = "gpuwatch-training"
@@ -122,10 +122,11 @@ def ask_agent(url: str, wanted: bool, fetch: Fetch) -> tuple[Status | None, Outc
     asked, url = url, without_password(url)
     start, other = "gpuwatch up starts one", "ss -ltnp shows which; stop it, or give the agent another --http"
     elsewhere = f"{start}; --agent URL names one elsewhere"
+    refused = "it runs: do what it says, or name another by --agent URL"
     try:
         answer = fetch(f"{asked}/api/v1/status")
         if answer.status in (401, 403, 421):
-            return None, problem(f"{url}: it answers with status {answer.status}: {reason_of(answer)}", elsewhere)
+            return None, problem(f"{url}: it answers with status {answer.status}: {reason_of(answer)}", refused)
         if answer.status != 200:
             return None, problem(f"{url}: another program answers there (status {answer.status})", other)
         status = msgspec.json.decode(answer.body, type=Status)
@@ -133,7 +134,7 @@ def ask_agent(url: str, wanted: bool, fetch: Fetch) -> tuple[Status | None, Outc
     except OSError as error:
         if isinstance(error, ConnectionRefusedError) and not wanted:
             return None, skipped(f"none at {url}; runs still print their verdicts", start)
-        return None, problem(f"{url}: {why(error)}", elsewhere)
+        return None, problem(f"{url}: {why(error)}", remedy_of(error, elsewhere))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None, problem(f"{url}: another program answers there (not the agent's JSON)", other)
     if ready.status == 200:

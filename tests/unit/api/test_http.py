@@ -111,6 +111,27 @@ def test_a_server_that_takes_too_long_is_named_with_the_time(server: Server) -> 
         Client(server.url).ask("/held", dict, timeout_s=0.1)
 
 
+def test_an_agent_that_runs_is_not_to_be_started(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        SourceError, match=r"WRONG_VERSION_NUMBER.*: it is reached otherwise: check http:// or https://"
+    ):
+        Client(server.url.replace("http", "https")).runs()
+    with pytest.raises(
+        SourceError, match=r"whatever: the URL has to begin with http.*\): correct that; it was not asked"
+    ):
+        Client("whatever").runs()
+    monkeypatch.setenv("GPUWATCH_API_TOKEN", "short")
+    with pytest.raises(SourceError, match=r"16 or more ASCII characters.*\): correct that; it was not asked"):
+        Client(server.url).runs()
+    asked = len(server.asked)
+    monkeypatch.delenv("GPUWATCH_API_TOKEN")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(SourceError, match="does not answer: start it with `gpuwatch up`"):
+            Client(f"http://127.0.0.1:{nobody.getsockname()[1]}").runs()
+    assert asked == 0
+
+
 def test_a_redirect_is_not_followed_but_named(server: Server) -> None:
     with pytest.raises(SourceError, match="with status 308: it redirects to https://elsewhere/: use that address"):
         Client(server.url).ask("/moved", dict)

@@ -76,7 +76,9 @@ def test_agent_version(machine: MakeMachine) -> None:
     [
         (ConnectionRefusedError(111, "Connection refused"), "Connection refused", "--agent URL names one elsewhere"),
         (TimeoutError("timed out"), "timed out", "--agent URL names one elsewhere"),
-        (Reply(401, b'{"error": "no token"}'), "it answers with status 401: no token", "--agent URL"),
+        (Reply(401, b'{"error": "no token"}'), "it answers with status 401: no token", "it runs: "),
+        (Reply(403, b'{"error": "it is off"}'), "it answers with status 403: it is off", "it runs: "),
+        (ConnectionResetError("closed"), "closed", "check http:// or https:// in the URL"),
         (Reply(200, b"<html>"), "another program answers there (not the agent's JSON)", "another --http"),
         (Reply(404, b"{}"), "another program answers there (status 404)", "another --http"),
         ({"version": 3}, "another program answers there (not the agent's JSON)", "another --http"),
