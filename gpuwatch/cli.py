@@ -15,7 +15,9 @@ def main() -> None:
     try:
         import typer
     except ImportError:
-        print(f"gpuwatch: {MissingExtra('typer', 'all')}", file=sys.stderr)
+        least = dict(up="all", demo="all", dashboard="dashboard", top="dashboard", grafana="dashboard")
+        extra = least.get("".join(sys.argv[1:2]), "agent")
+        print(f"gpuwatch: {MissingExtra('typer', extra)}", file=sys.stderr)
         sys.exit(2)
     try:
         build(typer)(prog_name="gpuwatch")

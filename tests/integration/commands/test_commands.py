@@ -62,7 +62,9 @@ def test_an_unknown_command_is_named() -> None:
 @pytest.mark.parametrize(
     ("missing", "arguments", "line"),
     [
-        (["typer"], ["agent"], "pip install 'gpuwatch-training[all]'"),
+        (["typer"], ["run", "--", "train.py"], "pip install 'gpuwatch-training[agent]'"),
+        (["typer"], ["top"], "pip install 'gpuwatch-training[dashboard]'"),
+        (["typer"], ["up"], "pip install 'gpuwatch-training[all]'"),
         (["uvicorn"], ["agent"], "pip install 'gpuwatch-training[agent]'"),
         (["streamlit"], ["dashboard"], "pip install 'gpuwatch-training[dashboard]'"),
         (["torch"], ["demo"], "pip install torch"),
