@@ -1,4 +1,5 @@
 import socket
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
 
@@ -32,10 +33,7 @@ def stacks(
 
     Exit codes: 0 done, 1 a process cannot be read (the message says what to do), 2 wrong usage, or no such run.
     """
-    if pid is not None:
-        targets = [Target(0, pid, output / f"gpuwatch-stacks-{pid}.speedscope.json")]
-    else:
-        targets = targets_of(Client(agent, "give --agent URL, or --pid"), run, rank, output)
+    targets = targets_of(agent, pid, run, rank, output / "gpuwatch-stacks-{}.speedscope.json")
     found = take(targets, seconds, rate)
     if json:
         typer.echo(as_json(found))
@@ -51,7 +49,7 @@ def trace(
     pid: Annotated[int | None, typer.Option(help="Trace this process; no agent is needed.", min=1)] = None,
     rank: Annotated[int, typer.Option(help="Trace only this rank.", min=0)] = 0,
     steps: Annotated[int, typer.Option(help="Number of training steps to trace.", min=1, max=1000)] = 20,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; by default a new one.")] = None,
 ) -> None:
     """Write a torch.profiler trace of a run's next steps: each operator and each kernel, on a time line.
 
@@ -62,16 +60,24 @@ def trace(
 
     Exit codes: 0 done, 1 the process does not answer or does not allow traces, 2 wrong usage, or no such run.
     """
-    if pid is None:
-        pid = targets_of(Client(agent, "give --agent URL, or --pid"), run, rank, Path())[0].pid
-    file = output or Path(f"gpuwatch-trace-{file_name(run)}-rank{rank}.json")
-    typer.echo(f"waiting for {steps} steps of pid {pid}", err=True)
+    target = targets_of(agent, pid, run, rank, Path("gpuwatch-trace-{}.json"))[0]
+    others = (Path(f"{target.flame_graph.stem}-{number}.json") for number in count(2))
+    file = output or next(each for each in chain([target.flame_graph], others) if not each.exists())
     with usable(f"--output {file}", "choose a file that you may write to"):
-        file.write_bytes(ask(pid, steps=steps))
+        is_new = not file.exists()
+        file.open("ab").close()  # found out before the trace is taken
+        if is_new:
+            file.unlink()
+        typer.echo(f"waiting for {steps} steps of pid {target.pid}", err=True)
+        file.write_bytes(ask(target.pid, steps=steps))
     typer.echo(f"{file} (drop it on https://ui.perfetto.dev)")
 
 
-def targets_of(source: Client, run: str, rank: int | None, folder: Path) -> list[Target]:
+def targets_of(agent: str, pid: int | None, run: str, rank: int | None, file: Path) -> list[Target]:
+    """Return this process, else the run's living ones, with a file: its {} becomes the pid, else the run's name and the rank. Raises: ConfigError."""
+    if pid is not None:
+        return [Target(0, pid, file.with_name(file.name.format(pid)))]
+    source = Client(agent, "give --agent URL, or --pid")
     ranks = [each for each in choose(source, run) if rank is None or each.rank == rank]
     if not ranks:
         raise ConfigError(f"--rank {rank}: run {run} has no such rank on this node")
@@ -81,9 +87,8 @@ def targets_of(source: Client, run: str, rank: int | None, folder: Path) -> list
             f"{source.where} is on {host}, this is {socket.gethostname()}: run `gpuwatch stacks {run}` there, or let that agent "
             "sample automatically ([stacks] automatic = true)"
         )
-    file = f"gpuwatch-stacks-{file_name(name)}"
     living = [
-        Target(each.rank, each.host_pid, folder / f"{file}-rank{each.rank}.speedscope.json")
+        Target(each.rank, each.host_pid, file.with_name(file.name.format(f"{file_name(name)}-rank{each.rank}")))
         for each in ranks
         if each.status == "running" and each.host_pid is not None
     ]

@@ -187,6 +187,12 @@ def test_by_the_run_s_name_and_only_where_it_is_allowed(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             file = tmp_path / "gpuwatch-trace-paintings-rank0.json"
             assert str(file.name) in done.stdout and "aten::linear" in file.read_text()
+            before = file.read_bytes()
+            again = gpuwatch("trace", "last", "--steps", 3, "--agent", agent.url, directory=tmp_path)
+            assert "gpuwatch-trace-paintings-rank0-2.json" in again.stdout and file.read_bytes() == before, again
+            for place in (tmp_path, tmp_path / "none" / "trace.json"):
+                wrong = gpuwatch("trace", "last", "-o", place, "--agent", agent.url, directory=tmp_path)
+                assert wrong.returncode == 2 and wrong.stderr.startswith(f"gpuwatch: --output {place}: "), wrong.stderr
 
 
 def test_stacks_without_py_spy_are_the_process_s_own(tmp_path: Path) -> None:
