@@ -82,7 +82,8 @@ SECTIONS: dict[str, type[Any]] = {field.encode_name: type(field.default) for fie
 
 def read_config(path: Path) -> Config:
     """Return the configuration in a file. Raises: ConfigError naming the file, the section and the key; MissingExtra."""
-    with usable(f"--config {path}", "name a TOML file that can be read"):
+    named_by = "GPUWATCH_CONFIG" if os.environ.get("GPUWATCH_CONFIG") == str(path) else "--config"
+    with usable(f"{named_by} {path}", "name a TOML file that can be read"):
         text = path.read_text(encoding="utf-8")
     return parse_config(text, str(path))
 
@@ -111,10 +112,11 @@ def parse_config(text: str, where: str) -> Config:
 def sections(tables: Mapping[str, Any], known: Mapping[str, type[Any]], where: str) -> dict[str, Any]:
     """Return each section of a file by name, as an object of its class. Raises: ConfigError naming the file, the section and the key."""
     for name, table in tables.items():
+        own = next((section for section, kind in known.items() if name in (section, *kind.__annotations__)), None)
+        if not isinstance(table, dict) and own is not None:
+            raise ConfigError(f"{where}: {name} = … is outside of a section; move it below [{own}]")
         if name not in known:
             raise ConfigError(f"{where}: [{name}] is not a section{_suggest(name, known)}")
-        if not isinstance(table, dict):
-            raise ConfigError(f"{where}: {name} = … is outside of a section; move it below [{name}]")
     return {name: _section(known[name], table, f"{where}: [{name}]") for name, table in tables.items()}
 
 

@@ -21,6 +21,8 @@ from traceback import walk_tb
 class GpuwatchError(Exception):
     """Base of every error that gpuwatch raises on purpose. None of them ever reaches a training loop."""
 
+    __repr__ = Exception.__str__  # its text is a sentence
+
 
 class NoData(GpuwatchError):
     """A source that has no value on this machine or at this moment. The value is absent, never 0."""

@@ -84,6 +84,8 @@ class Watch:
         trace: bool | None = None,
         breakdown: bool | None = None,
     ) -> None:
+        if not isinstance(tags or {}, Mapping):
+            raise TypeError(f"tags={tags!r}: give names and values, e.g. {{'team': 'vision'}}")
         global _made
         _made += 1
         membership = Membership("" if _made == 1 else f"-{_made}", forked=_parent_trained)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.config import AgentSettings, Config, NotifySettings, parse_config, read_config
+from gpuwatch.config import AgentSettings, Config, NotifySettings, own_config, parse_config, read_config
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
 from tests.programs import ROOT
@@ -51,7 +51,8 @@ def test_an_empty_file_is_the_defaults() -> None:
     ("text", "message"),
     [
         ("[alert]", "f: [alert] is not a section; did you mean alerts?"),
-        ("http = 'x'", "f: [http] is not a section"),
+        ("http = 'x'", "f: http = … is outside of a section; move it below [agent]"),
+        ("htp = 'x'", "f: [htp] is not a section; there are: agent, "),
         ("alerts = 3", "f: alerts = … is outside of a section"),
         ("[alerts]\nstarved_ration = 0.3", "f: [alerts] starved_ration is not a key; did you mean starved_ratio?"),
         ("[alerts]\nstarved_ratio = 30", "f: [alerts] starved_ratio = 30: a share"),
@@ -84,9 +85,15 @@ def test_what_is_wrong_is_named(text: str, message: str) -> None:
         parse_config(text, "f")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"--config {tmp_path}/no.toml: No such file")):
         read_config(tmp_path / "no.toml")
+    monkeypatch.setenv("GPUWATCH_CONFIG", f"{tmp_path}/no.toml")
+    for read in (own_config, lambda: read_config(tmp_path / "no.toml")):  # as a command has it from the environment
+        with pytest.raises(ConfigError) as wrong:
+            read()
+        told = f"GPUWATCH_CONFIG {tmp_path}/no.toml: No such file or directory; name a TOML file that can be read"
+        assert str(wrong.value) == repr(wrong.value) == told, "the hook's warning has its text alone"
     (tmp_path / "latin.toml").write_bytes(b"[agent]\nhttp = '\xff'")
     with pytest.raises(ConfigError, match="not UTF-8"):
         read_config(tmp_path / "latin.toml")

@@ -48,6 +48,11 @@ def test_the_public_names() -> None:
     assert all(hasattr(gpuwatch, name) for name in gpuwatch.__all__)
 
 
+def test_tags_that_are_no_mapping_are_named() -> None:
+    with pytest.raises(TypeError, match=r"^tags='a': give names and values, e.g. \{'team': 'vision'\}$"):
+        Watch(tags="a")  # type: ignore[arg-type]
+
+
 def test_a_report_covers_all_time_since_the_watch_was_opened(watch: Watch, clock: Clock) -> None:
     clock.sleep_ms(100)
     loop(watch, clock)
