@@ -80,5 +80,5 @@ def _print_verdicts(training: Child, agent_url: str, begun: float) -> None:
             return
         with suppress(SourceError):
             runs = Client(agent_url).runs()
-            if runs and runs[0].verdict is not None:
+            if runs and runs[0].verdict is not None and runs[0].status == "running":
                 typer.echo(f"  {time.monotonic() - begun:4.0f} s  {runs[0].verdict.sentence}")

@@ -26,6 +26,7 @@ class Training:
         import torch
         from torch import nn
 
+        torch.set_num_threads(1)  # several wait for each other where other programs compute
         torch.manual_seed(0)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = nn.Sequential(

@@ -10,14 +10,17 @@ import sys
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import gpuwatch.commands.demo
 from tests.integration.agent_process import Agent
 from tests.programs import ROOT
 from tests.servers import free_port, get_json, wait_for
 
+commands_demo: Any = sys.modules["gpuwatch.commands.demo"]  # `gpuwatch.commands.demo` is the function
 BARE = """
 import sys
 for name in {missing!r}:
@@ -93,6 +96,38 @@ def test_an_unknown_demo_is_named() -> None:
     assert (
         "--bottleneck transfers: no such bottleneck; choose one of input, epoch-start, eval, crash, none" in done.stderr
     )
+
+
+def test_the_demo_trains_with_one_thread() -> None:
+    """OpenMP's threads wait for each other: on busy cores a demo of 40 s came to 11 steps."""
+    code = "import torch; from gpuwatch.tools.demo_training import Training; Training(1.0, 8); print(torch.get_num_threads())"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, env=environment)
+    assert done.stdout == "1\n", done.stderr
+
+
+def test_no_live_verdict_of_the_demo_follows_that_of_the_whole_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Exiting:
+        """A training whose process ends ten seconds after its run has."""
+
+        def __init__(self) -> None:
+            self.polls = ["running", "ended"]
+
+        def wait(self, timeout_s: float) -> None:
+            if self.polls:
+                raise subprocess.TimeoutExpired("demo", timeout_s)
+
+        def runs(self) -> list[Any]:
+            status = self.polls.pop(0)
+            return [SimpleNamespace(status=status, verdict=SimpleNamespace(sentence=f"it is {status}"))]
+
+    training: Any = Exiting()
+    monkeypatch.setattr(commands_demo, "Client", lambda _: training)
+    commands_demo._print_verdicts(training, "http://agent", 0.0)
+    out = capsys.readouterr().out
+    assert "it is running" in out and "it is ended" not in out
 
 
 def test_the_rules_that_are_printed_are_those_that_are_shipped() -> None:
