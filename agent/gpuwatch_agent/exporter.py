@@ -20,7 +20,7 @@ from gpuwatch.metrics import BY_NAME, CATALOGUE, GPU, RUN, Sample, labels_of
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import gpu_owner
-from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes import ProcessTable, Shm
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
 from gpuwatch_agent.runs.views import ActiveFinding
@@ -97,13 +97,19 @@ def job_samples(jobs: Iterable[api.Job], runs: Mapping[str, Iterable[str]]) -> I
             yield from (Sample("gpuwatch_job_steps", n, (job.job, kind)) for kind, n in known)
 
 
-def shm_samples(run: Run, table: ProcessTable) -> Iterator[Sample]:
-    """Yield /dev/shm as seen by a run in its own mount namespace."""
-    pid = table.host_pid(run.live_hello)
-    shm = table.shm(pid) if pid is not None else None
-    if shm is not None and not shm.is_hosts:
-        yield Sample("gpuwatch_shm_size_bytes", shm.size_bytes, (run.run,))
-        yield Sample("gpuwatch_shm_used_bytes", shm.used_bytes, (run.run,))
+def shm_samples(runs: Iterable[Run], table: ProcessTable) -> Iterator[Sample]:
+    """Yield /dev/shm as runs see it in their own mount namespaces: one for each run, of its ranks' the fullest."""
+    fullest: dict[str, tuple[float, Shm]] = {}
+    for run in runs:
+        pid = table.host_pid(run.live_hello)
+        shm = table.shm(pid) if pid is not None else None
+        if shm is not None and not shm.is_hosts:
+            mount = "run host" if run.run == "host" else run.run  # "host" is the node's own
+            each = shm.used_bytes / max(1, shm.size_bytes), shm
+            fullest[mount] = max(fullest.get(mount, each), each)
+    for mount, (_, shm) in fullest.items():
+        yield Sample("gpuwatch_shm_size_bytes", shm.size_bytes, (mount,))
+        yield Sample("gpuwatch_shm_used_bytes", shm.used_bytes, (mount,))
 
 
 def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -> Iterator[Sample]:

@@ -223,7 +223,6 @@ class Sampler(Background):
     def _run_samples(self, run: Run, offset_ns: int) -> Iterator[Sample]:
         yield from exporter.run_samples(run, self._workers, offset_ns)
         yield from self._workers.samples(run)
-        yield from exporter.shm_samples(run, self._table)
         if (view := self._evaluator.views.get(run.key)) is not None:
             yield from exporter.recent_samples(view)
 
@@ -235,6 +234,7 @@ class Sampler(Background):
         served = (job for job in self._jobs.views(served=True) if job.runs[-1] in names)
         samples += exporter.job_samples(served, self._jobs.runs_of(names))
         samples += group_samples(runs, self._table)
+        samples += exporter.shm_samples(runs, self._table)
         for account in self._gpus.accounts.values():
             samples += exporter.gpu_samples(account, self._table, offset_ns)
         samples += exporter.finding_samples(self._evaluator.findings, [*runs, *over])

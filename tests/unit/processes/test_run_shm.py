@@ -8,11 +8,14 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import gpuwatch_agent.processes as processes
 from gpuwatch.errors import NoData
+from gpuwatch_agent.exporter import shm_samples
 from gpuwatch_agent.processes import Shm, _ShmReader
 
 
@@ -98,3 +101,17 @@ def test_the_node_s_own_is_looked_at_every_tenth_time_and_a_container_s_each_tim
     assert reads == {12: 9} and reader.known[11].is_hosts
     reader.update({11, 12})
     assert reads == {11: 1, 12: 10} and not reader.known[11].is_hosts
+
+
+def test_a_run_has_one_series_of_its_fullest_rank_and_the_node_s_stays_its_own() -> None:
+    """The same series twice: Prometheus would keep the first, and miss the full one."""
+    known = {11: Shm(64, 2, False), 12: Shm(32, 31, False), 13: Shm(64, 40, False), 14: Shm(0, 0, False)}
+    known |= {15: Shm(16, 4, False), 16: Shm(99, 98, True)}
+    table: Any = SimpleNamespace(host_pid=lambda hello: hello, shm=known.get)
+    ranks = [("train", 11), ("train", 12), ("train", 13), ("empty", 14), ("host", 15), ("train", 16), ("train", None)]
+    runs: list[Any] = [SimpleNamespace(run=run, live_hello=pid) for run, pid in ranks]
+    assert [(each.metric, each.labels, each.value) for each in shm_samples(runs, table)] == [
+        ("gpuwatch_shm_size_bytes", ("train",), 32), ("gpuwatch_shm_used_bytes", ("train",), 31),
+        ("gpuwatch_shm_size_bytes", ("empty",), 0), ("gpuwatch_shm_used_bytes", ("empty",), 0),
+        ("gpuwatch_shm_size_bytes", ("run host",), 16), ("gpuwatch_shm_used_bytes", ("run host",), 4),
+    ]  # fmt: skip
