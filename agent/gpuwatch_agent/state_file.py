@@ -6,6 +6,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from gpuwatch.wire import UNDECODABLE
+
 logger = logging.getLogger(__name__)
 
 State = TypeVar("State")
@@ -22,7 +24,7 @@ class StateFile(Generic[State]):
         if path is not None and path.exists():
             try:
                 self.state = msgspec.json.decode(path.read_bytes(), type=kind)
-            except (OSError, msgspec.MsgspecError) as error:
+            except (OSError, *UNDECODABLE) as error:
                 logger.warning("%s cannot be read (%s): discarding previous %s", path, error, what)
 
     def save(self) -> None:

@@ -250,7 +250,7 @@ class _AnyMessage(msgspec.Struct):
     origin: _Versioned
 
 
-_UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What msgspec raises: ValueError for text that is not UTF-8, RecursionError for endless nesting."""
 
 encode = msgspec.msgpack.Encoder().encode
@@ -268,7 +268,7 @@ def decode(frame: bytes) -> Message:
         raise ProtocolError(f"message of {len(frame)} bytes; at most {MAX_MESSAGE_BYTES} are accepted", "too_large")
     try:
         message = _decoder().decode(frame)
-    except _UNDECODABLE as error:
+    except UNDECODABLE as error:
         _check_version(frame)
         raise ProtocolError(f"message that does not decode: {error}", "malformed") from error
     if isinstance(message, Hello) and len(frame) > MAX_HELLO_BYTES:
@@ -284,7 +284,7 @@ def _check_version(frame: bytes) -> None:
     """Raise ProtocolError for a message of another protocol version, whose fields may differ."""
     try:
         version = msgspec.msgpack.decode(frame, type=_AnyMessage).origin.version
-    except _UNDECODABLE:
+    except UNDECODABLE:
         return
     if version != PROTOCOL_VERSION:
         raise ProtocolError(

@@ -56,7 +56,7 @@ def open_history(path: Path) -> sqlite3.Connection:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Return whether the file's content is at fault, rather than the disk or the rights."""
-    signs = ("malformed", "not a database", "corrupt", "old schema", "no such table")
+    signs = ("malformed", "not a database", "corrupt", "old schema", "no such table", "decode to UTF-8")
     return isinstance(error, sqlite3.DatabaseError) and any(sign in str(error) for sign in signs)
 
 

@@ -21,6 +21,7 @@ from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.wire import UNDECODABLE
 from gpuwatch_agent.gpus import GpuRecord
 from gpuwatch_agent.history.downsample import TIMES, Batch, StepMinute, downsample, joined
 from gpuwatch_agent.history.file import SCHEMA_VERSION, connect_readonly
@@ -65,7 +66,8 @@ class HistoryReader:
     def records(self) -> list[Run]:
         """Return the last runs that are kept, for `Run.restore`."""
         query = f"SELECT record FROM run WHERE {LAST_RUNS}"
-        return [run for (run,) in self._rows(query, (_MOST_RUN_BYTES,), read_record)]
+        kept = (run for (run,) in self._rows(query, (_MOST_RUN_BYTES,), read_record))
+        return [run for run in kept if run.ledger is not None]  # a damaged one may have lost it
 
     def runs(self, kept: bool = True) -> list[api.Run]:
         try:
@@ -210,7 +212,7 @@ class HistoryReader:
             for record, *rest in reader.execute(query, values).fetchall():
                 try:
                     yield decode(record), *rest
-                except msgspec.MsgspecError as error:
+                except UNDECODABLE as error:
                     logger.warning("%s: a record is skipped: %s", self.where, error)
 
 

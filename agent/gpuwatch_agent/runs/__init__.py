@@ -314,7 +314,7 @@ def _concluded(message: wire.Bye) -> Conclusion | None:
     try:
         found = msgspec.msgpack.decode(message.conclusion, type=Conclusion)
         msgspec.json.decode(msgspec.json.encode(found), type=Conclusion)  # as the API gives it: JSON has no NaN
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except wire.UNDECODABLE:
         return None
     return replace(found, findings=tuple(each for each in found.findings if each.cause in BY_CAUSE))
 
@@ -322,7 +322,7 @@ def _concluded(message: wire.Bye) -> Conclusion | None:
 _KEPT = Run.__struct_fields__[: Run.__struct_fields__.index("trace")]
 _decoder = msgspec.msgpack.Decoder(Run, dec_hook=lambda kind, kept: Ledger(0).restore(*kept))
 read_record = _decoder.decode
-"""Returns the run in a record, for `Run.restore` or to be shown. Raises: msgspec.MsgspecError."""
+"""Returns the run in a record, for `Run.restore` or to be shown. Raises: `wire.UNDECODABLE`."""
 
 
 class RunRegistry:

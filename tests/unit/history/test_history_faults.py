@@ -18,6 +18,8 @@ from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, RetentionClock, Tick
 from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_agent.history.writer import HistoryWriter
+from gpuwatch_agent.runs import Run
+from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 BEGIN_S = 1_790_000_000.0
 STATES = "gpuwatch_run_seconds_total"
@@ -146,6 +148,35 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir() if ".lock" not in each.name}
     assert modes == dict.fromkeys(("history.db", "history.db-wal", "history.db-shm"), 0o600)
     history.close()
+
+
+def test_a_byte_that_is_not_utf_8_or_a_lost_field_costs_a_record_and_not_the_agent_s_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "history.db"
+    hook = FakeHook().spend("compute", S)
+    for name in ("good", "broken"):
+        run = Run(name, 0, BOOT)
+        run.apply(hook.hello(), hook.at_ns, 0.0)
+        run.apply(hook.message(), hook.at_ns, 0.0)
+        history = History(path)
+        assert history.commit(Tick(BEGIN_S, [], {run.key: run.record() or b""}, [], [], []))
+        history.close()
+    for sound, broken in ((b"broken", b"\xffroken"), (b"ledger", b"medger")):
+        change(path, "UPDATE run SET record = ? WHERE run = 'broken'", (run.record() or b"").replace(sound, broken))
+        history = History(path)
+        assert [run.run for run in history.reader.records()] == ["good"]
+        history.close()
+    assert "a record is skipped" in caplog.text
+    change(path, "UPDATE run SET run = CAST(? AS TEXT) WHERE run = 'broken'", b"\xffroken")
+    history = History(path)
+    assert "a new one is created" in caplog.text and history.reader.records() == []
+    history.close()
+
+
+def change(path: Path, sql: str, value: bytes) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(sql, (value,))
 
 
 @pytest.mark.parametrize("name", ["h?x#1.db", "100%25.db", "a b.db", "ü&mode=rw.db"])

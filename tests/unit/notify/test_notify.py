@@ -252,9 +252,10 @@ def test_the_file_holds_no_secret(tmp_path: Path) -> None:
     assert "secret" not in path.read_text()
 
 
-def test_a_damaged_file_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b'{"standing": 3', b'{"standing": {"\xff": 1}}', b"[" * 100_000])
+def test_a_damaged_file_is_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state"
-    path.write_text('{"standing": 3')
+    path.write_bytes(content)
     assert Post(path).look(130, [finding()]) == ["[warning] GpuStarved on n1"]
 
 
