@@ -1,7 +1,7 @@
 """Notifications without Alertmanager: a thread that evaluates the snapshots and sends through Apprise, which is imported lazily.
 
 A receiver that fails or hangs holds up only itself: each message to it is retried separately, for a day. What was notified and what waits
-is kept in a small file that survives restarts, with Unix times, because they outlive the process.
+is kept in a small file that survives restarts, with Unix times, because they outlive the process: where the clock is set, they are moved.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.config import NotifySettings
@@ -18,6 +19,7 @@ from gpuwatch.diagnosis.finding import SEVERITIES
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.deadline import Background
+from gpuwatch_agent.evaluator import QUIET_S
 from gpuwatch_agent.exporter import Snapshot
 from gpuwatch_agent.notify.conditions import Condition, conditions
 from gpuwatch_agent.state_file import StateFile
@@ -30,6 +32,7 @@ FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 300.0
 GIVE_UP_S = 86400.0  # A message that could not be delivered for this long is dropped, and counted
 MAX_WAITING = 1000
+_CLOCK_SET_S = 1.0
 
 
 Sender = Callable[[str, str, bool], bool]
@@ -40,7 +43,6 @@ class ConditionState(msgspec.Struct):
     """A condition over time."""
 
     since_s: float
-    seen_s: float
     title: str
     notified_s: float | None = None  # when it was last notified; None: never
 
@@ -87,7 +89,10 @@ class Notifier(Background):
         self._senders = {hashlib.sha256(url.encode()).hexdigest()[:16]: sender for url, sender in by_url.items()}
         self._file = StateFile(path, State, "notifications")
         self._state = self._file.state
-        self._state.letters = [letter for letter in self._state.letters if letter.target in self._senders]
+        kept = (letter for letter in self._state.letters if letter.target in self._senders)
+        self._state.letters = [replace(letter, due_s=0.0) for letter in kept]
+        self._seen_s: dict[str, float] = {}  # when each that stands was last seen, on the monotonic clock
+        self._offset_s: float | None = None  # Unix time minus the monotonic clock
 
     def samples(self) -> Iterable[Sample]:
         """Return the counters for /metrics."""
@@ -98,11 +103,12 @@ class Notifier(Background):
             Sample("gpuwatch_notifications_waiting", len(self._state.letters)),
         )
 
-    def tick(self, now_s: float) -> None:
+    def tick(self, now_s: float, monotonic_s: float) -> None:
         """Evaluate the snapshot once, and try each message that is due once."""
+        self._follow_clock(now_s, monotonic_s)
         snapshot = self._snapshot()
-        if snapshot is not None and now_s - snapshot.time_s < STALE_S:
-            self._update(conditions(snapshot, now_s, self._thresholds), now_s)
+        if snapshot is not None and monotonic_s - snapshot.monotonic_s < STALE_S:
+            self._update(conditions(snapshot, now_s, self._thresholds), now_s, monotonic_s)
             self._file.save()  # before it is sent: a kill between the two sends twice rather than never
         for letter in [letter for letter in self._state.letters if letter.due_s <= now_s]:
             if self._stop.is_set():
@@ -110,24 +116,40 @@ class Notifier(Background):
             self._deliver(letter, now_s)
             self._file.save()
 
-    def _update(self, found: Sequence[Condition], now_s: float) -> None:
+    def _follow_clock(self, now_s: float, monotonic_s: float) -> None:
+        """Move the times that are kept with a clock that was set; a former agent's are not after now."""
+        offset_s = now_s - monotonic_s
+        moved_s = 0.0 if self._offset_s is None else offset_s - self._offset_s
+        if self._offset_s is not None and abs(moved_s) < _CLOCK_SET_S:
+            return
+        self._offset_s = offset_s
+        for known in self._state.standing.values():
+            known.since_s = min(now_s, known.since_s + moved_s)
+            if known.notified_s is not None:
+                known.notified_s = min(now_s, known.notified_s + moved_s)
+        for letter in self._state.letters:
+            letter.written_s, letter.due_s = letter.written_s + moved_s, letter.due_s + moved_s
+
+    def _update(self, found: Sequence[Condition], now_s: float, monotonic_s: float) -> None:
         """Take what is wrong now, and write the messages that are due."""
         standing, repeat_s = self._state.standing, self._settings.repeat_s
         for condition in found:
             if SEVERITIES.index(condition.severity) > SEVERITIES.index(self._settings.min_severity):
                 continue
-            known = standing.setdefault(condition.key, ConditionState(condition.since_s, now_s, condition.title))
-            known.seen_s, known.title = now_s, condition.title
+            new = ConditionState(min(condition.since_s, now_s), condition.title)
+            known = standing.setdefault(condition.key, new)
+            self._seen_s[condition.key], known.title = monotonic_s, condition.title
             again = known.notified_s is not None and repeat_s > 0 and now_s - known.notified_s >= repeat_s
             if now_s - known.since_s >= condition.hold_s and (known.notified_s is None or again):
                 known.notified_s = now_s
                 title = f"[{condition.severity}] {condition.alert} on {self._name}"
                 self._write(title, f"{condition.title}\n{condition.body}", condition.severity == "critical", now_s)
         for key, known in list(standing.items()):
+            seen_s = self._seen_s.setdefault(key, monotonic_s + QUIET_S)  # a former agent's, and not found again yet
             # Never notified: no hold is needed. Notified: a short quiet time does not mean that it is fixed.
-            keep_s = 0 if known.notified_s is None else self._thresholds.keep_firing_for_s
-            if now_s - known.seen_s > keep_s:
-                del standing[key]
+            keep_s, quiet_s = self._thresholds.keep_firing_for_s, monotonic_s - seen_s
+            if quiet_s > keep_s if known.notified_s is not None else quiet_s != 0:
+                del standing[key], self._seen_s[key]
                 if known.notified_s is not None:
                     self._write(f"[resolved] {key.partition('/')[0]} on {self._name}", known.title, False, now_s)
 
@@ -163,7 +185,7 @@ class Notifier(Background):
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
             try:
-                self.tick(time.time())
+                self.tick(time.time(), time.monotonic())
             except Exception:
                 logger.exception("an iteration of the notifier failed; it continues with the next one")
 

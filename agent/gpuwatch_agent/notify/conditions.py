@@ -30,14 +30,15 @@ def conditions(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) ->
     """Return what is wrong now, as the rules of Prometheus would find it."""
     found: dict[str, Condition] = {}
     for alert, key, since_s, title, lines in (
-        *_of_findings(snapshot.findings, thresholds),
         *_lost_runs(snapshot.runs),
+        *_of_findings(snapshot.findings, thresholds),
         *_of_the_node(snapshot, now_s, thresholds),
     ):
         name = "/".join(str(part) for part in (alert, *key) if part is not None)
         hold, severity = hold_s(alert, thresholds), alerts()[alert]["labels"]["severity"]
         text = "\n".join(map(harmless, lines or [f"Do: {annotation(alert, 'advice')}"]))
-        found[name] = Condition(name, alert, severity, hold, since_s, harmless(title), text)
+        # Of findings with one alert the most important one comes first.
+        found.setdefault(name, Condition(name, alert, severity, hold, since_s, harmless(title), text))
     return list(found.values())
 
 

@@ -29,6 +29,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import harmless
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.deadline import Background, DeadlineThread
+from gpuwatch_agent.evaluator import QUIET_S
 from gpuwatch_agent.exporter import Snapshot
 from gpuwatch_agent.otlp.messages import Event, MetricsConverter, logs_request
 from gpuwatch_agent.state_file import StateFile
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 LONGEST_BACKOFF_S, LONGEST_RETRY_AFTER_S = 60.0, 3600.0
-QUIET_S = 60.0
-"""A finding that was not seen for so long has ended: a restarted agent needs some time to find it again."""
 MAX_WAITING = 1000
 _RETRIED = (429, 502, 503, 504)
 

@@ -47,16 +47,16 @@ def wrong(*findings: Finding, runs: Sequence[Run] = ()) -> list[Condition]:
 class Post:
     """A receiver, and a notifier that looks at what the test says is wrong."""
 
-    def __init__(self, path: Path | None = None, **settings: Any) -> None:
+    def __init__(self, path: Path | None = None, thresholds: AlertThresholds = THRESHOLDS, **settings: Any) -> None:
         self.got: list[tuple[str, str]] = []
         self.works = True
         self.findings: list[Finding] = []
         self.runs: list[Run] = []
         self.gpus = (8.0, 8.0)
         self.samples: list[Sample] = []
-        self.now_s = START_S
+        self.after_s = self.clock_set_s = 0.0
         self.notifier = Notifier(
-            self._snapshot, NotifySettings(("json://x",), **settings), THRESHOLDS, "n1", path, {"json://x": self._send}
+            self._snapshot, NotifySettings(("json://x",), **settings), thresholds, "n1", path, {"json://x": self._send}
         )
 
     def _send(self, title: str, body: str, urgent: bool) -> bool:
@@ -68,14 +68,14 @@ class Post:
         seen, expected = self.gpus
         own = [Sample("gpuwatch_gpus_seen", seen), Sample("gpuwatch_gpus_expected", expected)]
         page = Page([*own, *self.samples])
-        return Snapshot(self.now_s, 0.0, page, self.runs, self.findings)
+        return Snapshot(START_S + self.after_s + self.clock_set_s, self.after_s, page, self.runs, self.findings)
 
     def look(self, after_s: float, findings: Sequence[Finding] | None = None) -> list[str]:
-        """Return the titles of all letters so far, after one look at `START_S + after_s`."""
-        self.now_s = START_S + after_s
+        """Return the titles of all letters so far, after one look `after_s` after the start."""
+        self.after_s = after_s
         if findings is not None:
             self.findings = list(findings)
-        self.notifier.tick(self.now_s)
+        self.notifier.tick(START_S + after_s + self.clock_set_s, after_s)
         return [title for title, _ in self.got]
 
     @property
@@ -153,6 +153,13 @@ def test_below_the_alert_s_threshold_it_stays_quiet() -> None:
     assert Post().look(1000, [finding(ratio=0.15)]) == []
 
 
+def test_of_two_findings_with_the_same_alert_the_more_important_is_named() -> None:
+    (found,) = wrong(
+        finding("input_cpu", 0.6, title="the loader is slow"), finding("input_disk", 0.25, title="and the disk")
+    )
+    assert found.title == "run resnet50-a, rank 0: the loader is slow (60%)"
+
+
 def test_findings_that_are_no_alerts_stay_quiet() -> None:
     assert Post().look(10_000, [finding("gpu_saturated"), finding("eval_share"), finding("compute_bound")]) == []
 
@@ -226,6 +233,68 @@ def test_a_restart_remembers_what_was_sent_and_what_waits(tmp_path: Path) -> Non
     assert second.counters["notifications_sent_total"] == 2
 
 
+@pytest.mark.parametrize("keep_s", [0, 900])
+def test_what_was_notified_is_not_resolved_because_the_agent_was_away(tmp_path: Path, keep_s: float) -> None:
+    path, thresholds = tmp_path / "state", AlertThresholds(keep_firing_for_s=keep_s)
+    began = ["[warning] GpuStarved on n1"]
+    first = Post(path, thresholds)
+    assert first.look(130, [finding()]) == began
+    second = Post(path, thresholds)
+    for after in (5000, 5030):
+        assert second.look(after, []) == [], "it takes a minute to find it again"
+    assert second.look(5055, [finding()]) == second.look(5055 + keep_s) == []
+    third = Post(path, thresholds)
+    third.look(9000, [])
+    assert third.look(9060 + keep_s) == [], "it may be found until now, and then goes on as long as any other"
+    assert third.look(9061 + keep_s) == ["[resolved] GpuStarved on n1"]
+
+
+def test_what_a_former_agent_saw_shortly_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    Post(path).look(60, [finding()])
+    second = Post(path)
+    assert second.look(5000, []) == second.look(5030, [finding(since_s=START_S + 5028)]) == []
+
+
+def test_a_clock_that_is_set_changes_no_hold_no_repetition_and_delays_no_message() -> None:
+    for set_s in (3600.0, -86400.0):
+        post = Post(repeat_s=3600.0)
+        post.look(0, [finding()])
+        post.clock_set_s = set_s
+        assert post.look(4) == post.look(119) == []
+        assert post.look(121) == ["[warning] GpuStarved on n1"]
+        post.clock_set_s = 2 * set_s
+        assert len(post.look(3700)) == 1
+        post.works = False
+        post.look(3725)
+        post.clock_set_s, post.works = 3 * set_s, True
+        assert len(post.look(3728)) == 1
+        assert len(post.look(3731)) == 2
+        post.look(3740, [])
+        post.clock_set_s = 4 * set_s
+        assert len(post.look(4631)) == 2
+        assert post.look(4632)[2:] == ["[resolved] GpuStarved on n1"]
+
+
+def test_a_clock_that_was_set_back_while_the_agent_was_away_delays_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    first = Post(path)
+    first.works = False
+    first.look(86530, [finding(since_s=START_S + 86400), finding("held_idle", since_s=START_S + 86400)])
+    second = Post(path)
+    assert second.look(0, first.findings) == ["[warning] GpuStarved on n1"]
+    assert len(second.look(THRESHOLDS.idle_for_s + 1)) == 2
+
+
+def test_what_only_goes_on_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    post = Post(path)
+    post.look(130, [finding()])
+    path.unlink()
+    post.look(140)
+    assert not path.exists()
+
+
 def test_notifications_for_a_receiver_that_is_gone_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "state"
     first = Post(path)
@@ -246,7 +315,7 @@ def test_the_file_holds_no_secret(tmp_path: Path) -> None:
     url = "slack://secret-token"
     page = Page([])
     snapshot = Snapshot(START_S, 0.0, page, [], [finding(since_s=START_S - 500)])
-    Notifier(lambda: snapshot, NotifySettings((url,)), THRESHOLDS, "n1", path, {url: send}).tick(START_S)
+    Notifier(lambda: snapshot, NotifySettings((url,)), THRESHOLDS, "n1", path, {url: send}).tick(START_S, 0.0)
     assert len(sent) == 1
     assert len(json.loads(path.read_text())["letters"]) == 1
     assert "secret" not in path.read_text()
@@ -322,22 +391,18 @@ def test_allocated_gpu_without_a_process_is_an_alert_after_half_an_hour_and_reso
 
     def snapshot() -> Snapshot:
         gpu = Gpu(gpu="1", uuid="GPU-b", name="", state=state[0], owner="allocated to user alice, job 4711")
-        return Snapshot(post.now_s, 0.0, Page([]), gpus=[gpu])
+        return Snapshot(START_S + post.after_s, post.after_s, Page([]), gpus=[gpu])
 
     post.notifier._snapshot = snapshot
-    for _ in range(1795):
-        post.now_s += 1
-        post.notifier.tick(post.now_s)
-    assert post.got == []
-    for _ in range(10):
-        post.now_s += 1
-        post.notifier.tick(post.now_s)
+    for after in range(1795):
+        assert post.look(after) == []
+    for after in range(1795, 1805):
+        post.look(after)
     ((title, body),) = post.got
     assert title == "[warning] GpuAllocatedUnused on n1"
     assert body.startswith("GPU 1 (GPU-b) is allocated to user alice, job 4711, and no process uses it\n")
     state[0] = "compute"
-    post.now_s += 901
-    post.notifier.tick(post.now_s)
+    post.look(2706)
     assert post.got[1][0] == "[resolved] GpuAllocatedUnused on n1"
 
 
