@@ -102,8 +102,7 @@ def shm_samples(runs: Iterable[Run], table: ProcessTable) -> Iterator[Sample]:
     fullest: dict[str, tuple[float, Shm]] = {}
     for run in runs:
         pid = table.host_pid(run.live_hello)
-        shm = table.shm(pid) if pid is not None else None
-        if shm is not None and not shm.is_hosts:
+        if pid is not None and (shm := table.shm(pid)) is not None and not shm.is_hosts:
             mount = "run host" if run.run == "host" else run.run  # "host" is the node's own
             each = shm.used_bytes / max(1, shm.size_bytes), shm
             fullest[mount] = max(fullest.get(mount, each), each)

@@ -51,7 +51,7 @@ def run_agent(config: Config) -> None:
         stack.callback(sampler.writer.close)
         if config.notify.urls:
             state = path.with_name(path.name + ".notify.json")
-            notifier = Notifier(lambda: sampler.snapshot, config.notify, config.alerts, socket.gethostname(), state)
+            notifier = Notifier(lambda: sampler.snapshot, config, socket.gethostname(), state)
             sampler.extra_samples.append(notifier.samples)
             notifier.start()
             stack.callback(notifier.stop)

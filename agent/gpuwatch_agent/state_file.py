@@ -19,7 +19,7 @@ class StateFile(Generic[State]):
     def __init__(self, path: Path | None, kind: type[State], what: str) -> None:
         """`path` None: nothing is kept. `what` names it in the log."""
         self._path, self._what = path, what
-        self._saved, self._fails = b"", False
+        self._saved, self._failure = b"", ""
         self.state = kind()
         if path is not None and path.exists():
             try:
@@ -28,7 +28,7 @@ class StateFile(Generic[State]):
                 logger.warning("%s cannot be read (%s): discarding previous %s", path, error, what)
 
     def save(self) -> None:
-        """Write the state if it has changed, and again while that fails; the first failure and the next success are logged."""
+        """Write the state if it has changed, or that failed the last time; a failure is logged when it begins and when it ends."""
         body = msgspec.json.encode(self.state)
         if self._path is None or body == self._saved:
             return
@@ -36,12 +36,9 @@ class StateFile(Generic[State]):
             new = self._path.with_name(self._path.name + ".new")
             new.write_bytes(body)
             new.replace(self._path)
+            self._saved, failure = body, ""
         except OSError as error:
-            if not self._fails:
-                message = "the state of %s cannot be written to %s: %s; trying again"
-                logger.warning(message, self._what, self._path, error.strerror)
-            self._fails = True
-            return
-        if self._fails:
-            logger.warning("the state of %s is written to %s again", self._what, self._path)
-        self._saved, self._fails = body, False
+            failure = f"cannot be written: {error.strerror}; trying again"
+        if failure != self._failure:
+            logger.warning("%s: the state of %s %s", self._path, self._what, failure or "is written again")
+        self._failure = failure

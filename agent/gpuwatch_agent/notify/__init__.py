@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuwatch.alerting.thresholds import AlertThresholds
-from gpuwatch.config import NotifySettings
+from gpuwatch.config import Config
 from gpuwatch.diagnosis.finding import SEVERITIES
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.metrics import Sample
+from gpuwatch.tools.reports.model import when
 from gpuwatch_agent.deadline import Background
 from gpuwatch_agent.evaluator import QUIET_S
 from gpuwatch_agent.exporter import Snapshot
@@ -75,22 +75,19 @@ class Notifier(Background):
     def __init__(
         self,
         snapshot: Callable[[], Snapshot | None],
-        settings: NotifySettings,
-        thresholds: AlertThresholds,
+        config: Config,
         host: str,
         path: Path | None,
         senders: dict[str, Sender] | None = None,
     ) -> None:
         """`senders` by URL replaces Apprise; `path` None: nothing is kept. Raises: ConfigError for an invalid URL; MissingExtra."""
         super().__init__("notifier", 15.0)
-        self._snapshot, self._settings, self._thresholds = snapshot, settings, thresholds
-        self._name = settings.name or host
-        by_url = apprise_senders(settings.urls) if senders is None else senders
+        self._snapshot, self._config, self._name = snapshot, config, config.notify.name or host
+        by_url = apprise_senders(config.notify.urls) if senders is None else senders
         self._senders = {hashlib.sha256(url.encode()).hexdigest()[:16]: sender for url, sender in by_url.items()}
         self._file = StateFile(path, State, "notifications")
         self._state = self._file.state
-        kept = (letter for letter in self._state.letters if letter.target in self._senders)
-        self._state.letters = [replace(letter, due_s=0.0) for letter in kept]
+        self._state.letters = [replace(each, due_s=0.0) for each in self._state.letters if each.target in self._senders]
         self._seen_s: dict[str, float] = {}  # when each that stands was last seen, on the monotonic clock
         self._offset_s: float | None = None  # Unix time minus the monotonic clock
 
@@ -108,7 +105,7 @@ class Notifier(Background):
         self._follow_clock(now_s, monotonic_s)
         snapshot = self._snapshot()
         if snapshot is not None and monotonic_s - snapshot.monotonic_s < STALE_S:
-            self._update(conditions(snapshot, now_s, self._thresholds), now_s, monotonic_s)
+            self._update(conditions(snapshot, now_s, self._config), now_s, monotonic_s)
             self._file.save()  # before it is sent: a kill between the two sends twice rather than never
         for letter in [letter for letter in self._state.letters if letter.due_s <= now_s]:
             if self._stop.is_set():
@@ -132,22 +129,22 @@ class Notifier(Background):
 
     def _update(self, found: Sequence[Condition], now_s: float, monotonic_s: float) -> None:
         """Take what is wrong now, and write the messages that are due."""
-        standing, repeat_s = self._state.standing, self._settings.repeat_s
+        standing, settings = self._state.standing, self._config.notify
         for condition in found:
-            if SEVERITIES.index(condition.severity) > SEVERITIES.index(self._settings.min_severity):
+            if SEVERITIES.index(condition.severity) > SEVERITIES.index(settings.min_severity):
                 continue
-            new = ConditionState(min(condition.since_s, now_s), condition.title)
-            known = standing.setdefault(condition.key, new)
+            known = standing.setdefault(condition.key, ConditionState(min(condition.since_s, now_s), condition.title))
             self._seen_s[condition.key], known.title = monotonic_s, condition.title
-            again = known.notified_s is not None and repeat_s > 0 and now_s - known.notified_s >= repeat_s
+            again = known.notified_s is not None and now_s - known.notified_s >= settings.repeat_s > 0
             if now_s - known.since_s >= condition.hold_s and (known.notified_s is None or again):
                 known.notified_s = now_s
                 title = f"[{condition.severity}] {condition.alert} on {self._name}"
-                self._write(title, f"{condition.title}\n{condition.body}", condition.severity == "critical", now_s)
+                text = f"{condition.title}\nSince: {when(known.since_s)}\n{condition.body}"
+                self._write(title, text, condition.severity == "critical", now_s)
         for key, known in list(standing.items()):
             seen_s = self._seen_s.setdefault(key, monotonic_s + QUIET_S)  # a former agent's, and not found again yet
             # Never notified: no hold is needed. Notified: a short quiet time does not mean that it is fixed.
-            keep_s, quiet_s = self._thresholds.keep_firing_for_s, monotonic_s - seen_s
+            keep_s, quiet_s = self._config.alerts.keep_firing_for_s, monotonic_s - seen_s
             if quiet_s > keep_s if known.notified_s is not None else quiet_s != 0:
                 del standing[key], self._seen_s[key]
                 if known.notified_s is not None:

@@ -1,12 +1,14 @@
 """The alerts that one node can decide without Prometheus, from its own snapshot: of runs, findings and hardware. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuwatch import api
 from gpuwatch.alerting.render import alerts, hold_s, template
-from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS, AlertThresholds
+from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS, AlertThresholds, Prices
+from gpuwatch.config import Config
 from gpuwatch.diagnosis.finding import Severity
+from gpuwatch.diagnosis.rates import money
 from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.formatting import harmless
 from gpuwatch.ledger.states import ALLOCATED_UNUSED
@@ -26,24 +28,59 @@ class Condition:
     body: str
 
 
-def conditions(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) -> list[Condition]:
+def conditions(snapshot: Snapshot, now_s: float, config: Config) -> list[Condition]:
     """Return what is wrong now, as the rules of Prometheus would find it."""
     found: dict[str, Condition] = {}
-    for alert, key, since_s, title, lines in (
+    rows, thresholds = list(_rows(snapshot)), config.alerts
+    for alert, key, since_s, title, lines, of, ratio in (
         *_lost_runs(snapshot.runs),
         *_of_findings(snapshot.findings, thresholds),
         *_of_the_node(snapshot, now_s, thresholds),
     ):
         name = "/".join(str(part) for part in (alert, *key) if part is not None)
         hold, severity = hold_s(alert, thresholds), alerts()[alert]["labels"]["severity"]
-        text = "\n".join(map(harmless, lines or [f"Do: {annotation(alert, 'advice')}"]))
+        lines = [*_stake(rows, alert, of, ratio, config.prices), *(lines or [f"Do: {annotation(alert, 'advice')}"])]
+        text = "\n".join(map(harmless, lines))
         # Of findings with one alert the most important one comes first.
         found.setdefault(name, Condition(name, alert, severity, hold, since_s, harmless(title), text))
     return list(found.values())
 
 
-_Found = tuple[str, tuple[object, ...], float, str, Sequence[str]]
-"""(alert, what it is about, Unix time of its first sign, title, lines; none: the alert's advice)."""
+_Row = Mapping[str, str]
+_Found = tuple[str, tuple[object, ...], float, str, Sequence[str], _Row, float]
+"""(alert, what it is about, Unix time of its first sign, title, lines; none: the alert's advice, labels of its `_rows`, lost share of these GPUs)."""
+
+
+def _owner(*whose: str | None) -> str:
+    named = zip(("user", "job", "namespace", "pod"), whose, strict=False)
+    return ", ".join(f"{what} {each}" for what, each in named if each)
+
+
+def _rows(snapshot: Snapshot) -> Iterator[_Row]:
+    """Yield the runs and the GPUs of the node, and whose they are."""
+    models = {gpu.uuid: gpu.name for gpu in snapshot.gpus}
+    for each in snapshot.runs:
+        about = each.owner or api.Owner()
+        owner = _owner(each.user, about.job or each.job, about.namespace, about.pod)
+        yield {"run": each.run, "rank": str(each.rank), "owner": owner}
+    for gpu, uuid, run, rank, *whose in snapshot.page.values("gpuwatch_gpu_owner_info"):
+        own = {"gpu": gpu, "UUID": uuid, "model": models.get(uuid, "")}
+        yield own | {"run": run, "rank": rank, "owner": _owner(*whose)}
+
+
+def _stake(rows: Sequence[_Row], alert: str, of: _Row, ratio: float, prices: Prices) -> Iterator[str]:
+    """Yield which GPUs it is about, whose they are, and what it costs a day, as far as that is known; `of` is empty for the whole node."""
+    rows = [each for each in rows if of.items() <= each.items()]
+    gpus = [each for each in rows if "UUID" in each and (of or ":" not in each["gpu"])]  # else instances count twice
+    if of and gpus:
+        yield "GPUs: " + ", ".join(f"GPU {each['gpu']} ({each['UUID']})" for each in gpus)
+    yield "Owner: " + ("; ".join(dict.fromkeys(each["owner"] for each in rows if each["owner"])) or "unknown")
+    cost, models = annotation(alert, "cost"), [each["model"] for each in gpus]
+    hours, price = (24 * ratio * sum(each.hourly(models)) for each in (Prices(gpu_hour=1.0), prices))
+    if "{" not in cost:
+        yield f"Cost: {cost}"
+    elif hours and alert != "Straggler":  # which costs the other ranks'; else it is a query of Prometheus
+        yield f"Cost: {hours:.1f} GPU-hours a day" + (f" ({money(price, prices.currency)})" if price else "")
 
 
 def annotation(alert: str, name: str) -> str:
@@ -62,7 +99,9 @@ def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -
         body = [*lines, f"Cause: {finding.cause}", f"Do: {finding.advice}"]
         # Causes of one alert come and go: the key does not name them.
         title = f"{who}{finding.title} ({finding.ratio:.0%})"
-        yield alert, (run, rank, finding.gpu), finding.since_s or 0.0, title, body
+        of = {"UUID": finding.gpu} if finding.gpu else {"run": run or "", "rank": str(rank)}
+        ratio = 0.0 if BY_CAUSE[finding.cause].costs_later else finding.ratio
+        yield alert, (run, rank, finding.gpu), finding.since_s or 0.0, title, body, of, ratio
 
 
 def _lost_runs(runs: Sequence[api.Run]) -> Iterator[_Found]:
@@ -72,8 +111,8 @@ def _lost_runs(runs: Sequence[api.Run]) -> Iterator[_Found]:
         if (end := next((f for f in run.findings if BY_CAUSE[f.cause].ends_run), None)) is not None:
             alert, title, do = "RunKilled", end.title, end.advice
             why = [f"- {evidence.text}" for evidence in end.evidence]
-        body = [*why, f"Owner: {run.user or 'unknown'}", f"Do: {do}"]
-        yield alert, (run.run, run.rank), run.last_message_s, f"run {run.name}, rank {run.rank}: {title}", body
+        title, of = f"run {run.name}, rank {run.rank}: {title}", {"run": run.run, "rank": str(run.rank)}
+        yield alert, (run.run, run.rank), run.last_message_s, title, [*why, f"Do: {do}"], of, 0.0
 
 
 def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) -> Iterator[_Found]:
@@ -81,22 +120,25 @@ def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) 
     seen, expected = (page.values(f"gpuwatch_gpus_{each}").get(()) for each in ("seen", "expected"))
     lost = 0.0 if seen is None else (expected or 0.0) - seen
     if lost > 0:
-        yield "GpuLost", (), now_s, f"{lost:g} GPU{'' if lost == 1 else 's'} fell off the bus", ()
+        missing = (f"GPU {gpu.gpu} ({gpu.uuid})" for gpu in snapshot.gpus if not gpu.name and ":" not in gpu.gpu)
+        title = f"{lost:g} GPU{'' if lost == 1 else 's'} fell off the bus: {', '.join(missing) or 'not known which'}"
+        yield "GpuLost", (), now_s, title, (), {}, lost / (expected or 1.0)
     times = page.values("gpuwatch_gpu_last_xid_timestamp_seconds")
     for (gpu, uuid), number in page.values("gpuwatch_gpu_last_xid").items():
         xid, time_s = int(number), times.get((gpu, uuid))
         if time_s is not None and xid not in XIDS_OF_PROGRAMS and now_s - time_s < thresholds.xid_window_s:
             meaning = template("alerts.yml")["xids"].get(xid, "see NVIDIA's list of XIDs")
             title = f"GPU {gpu} ({uuid}) reported XID {xid}: {meaning}"
-            yield "GpuXid", (uuid, xid), time_s, title, ()
+            yield "GpuXid", (uuid, xid), time_s, title, (), {"UUID": uuid}, 1.0
     sizes = page.values("gpuwatch_shm_size_bytes")
     for (mount,), used in page.values("gpuwatch_shm_used_bytes").items():
         size = sizes.get((mount,), 0.0)
         if size > 0 and used / size > thresholds.shm_used_ratio:
             body = [f"Do: {BY_CAUSE['shm_exhaustion'].change}"]
-            yield "ShmNearlyFull", (mount,), now_s, f"/dev/shm ({mount}) is {used / size:.0%} full", body
+            title, of = f"/dev/shm ({mount}) is {used / size:.0%} full", {} if mount == "host" else {"run": mount}
+            yield "ShmNearlyFull", (mount,), now_s, title, body, of, 0.0
     for each in snapshot.gpus:
         if each.state == ALLOCATED_UNUSED:
             profile = each.name.partition(" MIG ")[2]
             title = f"GPU {each.gpu} ({each.uuid}{profile and f', {profile}'}) is {each.owner}, and no process uses it"
-            yield "GpuAllocatedUnused", (each.uuid,), now_s, title, ()
+            yield "GpuAllocatedUnused", (each.uuid,), now_s, title, (), {"UUID": each.uuid}, 1.0

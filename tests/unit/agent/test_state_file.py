@@ -32,6 +32,6 @@ def test_a_full_disk_is_logged_at_its_begin_and_its_end_and_then_all_is_written(
     file.state.value = 4
     file.save()
     assert [record.getMessage() for record in caplog.records] == [
-        f"the state of numbers cannot be written to {path}: No space left on device; trying again",
-        f"the state of numbers is written to {path} again",
+        f"{path}: the state of numbers cannot be written: No space left on device; trying again",
+        f"{path}: the state of numbers is written again",
     ]

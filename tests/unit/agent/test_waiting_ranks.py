@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.alerting.thresholds import AlertThresholds
+from gpuwatch.config import Config
 from gpuwatch_agent.notify.conditions import conditions
 from tests.unit.agent.hooks import FakeHook, S, wall_s
 from tests.unit.agent.whole_agent import WholeAgent
@@ -38,5 +38,5 @@ def test_a_rank_that_waits_for_another_ones_phase(
         agent.tick(BEGIN_NS + second * S)
     assert agent.sampler.snapshot is not None
     agent.close()
-    found = conditions(agent.sampler.snapshot, wall_s(agent.clock.now_ns), AlertThresholds())
+    found = conditions(agent.sampler.snapshot, wall_s(agent.clock.now_ns), Config())
     assert [each.key for each in found if each.severity == "critical"] == [f"RunStalled/run-a/{rank}" for rank in wrong]

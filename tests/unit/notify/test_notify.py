@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.alerting.thresholds import AlertThresholds
-from gpuwatch.api import Finding, Gpu, Run
-from gpuwatch.config import NotifySettings
+from gpuwatch.alerting.thresholds import AlertThresholds, Prices
+from gpuwatch.api import Finding, Gpu, Owner, Run
+from gpuwatch.config import Config, NotifySettings
 from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
@@ -41,7 +41,11 @@ def lost_run(**fields: Any) -> Run:
 
 def wrong(*findings: Finding, runs: Sequence[Run] = ()) -> list[Condition]:
     """Return the conditions of a snapshot with these findings and runs alone."""
-    return conditions(Snapshot(START_S, 0.0, Page([]), list(runs), list(findings)), START_S, THRESHOLDS)
+    return conditions(Snapshot(START_S, 0.0, Page([]), list(runs), list(findings)), START_S, Config())
+
+
+def configured(url: str, thresholds: AlertThresholds = THRESHOLDS, **settings: Any) -> Config:
+    return Config(alerts=thresholds, notify=NotifySettings((url,), **settings))
 
 
 class Post:
@@ -56,7 +60,7 @@ class Post:
         self.samples: list[Sample] = []
         self.after_s = self.clock_set_s = 0.0
         self.notifier = Notifier(
-            self._snapshot, NotifySettings(("json://x",), **settings), thresholds, "n1", path, {"json://x": self._send}
+            self._snapshot, configured("json://x", thresholds, **settings), "n1", path, {"json://x": self._send}
         )
 
     def _send(self, title: str, body: str, urgent: bool) -> bool:
@@ -89,7 +93,7 @@ def test_it_is_reported_once_after_its_hold_with_evidence_cause_and_advice() -> 
     assert post.look(121) == ["[warning] GpuStarved on n1"]
     assert post.look(300) == ["[warning] GpuStarved on n1"]
     assert post.got[0][1] == (
-        "run resnet50-a, rank 0: the loader is slow (40%)\n"
+        "run resnet50-a, rank 0: the loader is slow (40%)\nSince: 2026-09-21 14:13 UTC\nOwner: unknown\n"
         "- 4 of 4 workers at 97% CPU\nCause: input_cpu\nDo: num_workers 4 → 10"
     )
 
@@ -191,7 +195,69 @@ def test_a_lost_run_whose_end_is_known_is_reported_with_it() -> None:
         "RunKilled",
         "run a, rank 3: the training process was killed by the OOM killer",
     )
-    assert published.body == "- 4 of 4 workers at 97% CPU\nOwner: unknown\nDo: smaller batches"
+    assert published.body == (
+        "Owner: unknown\nCost: all training since the last checkpoint\n- 4 of 4 workers at 97% CPU\nDo: smaller batches"
+    )
+
+
+def owner_of(gpu: str, *about: str) -> Sample:
+    return Sample("gpuwatch_gpu_owner_info", 1, (gpu, f"GPU-{gpu}", *about, *[""] * (7 - len(about))))
+
+
+def node(*samples: Sample, **fields: Any) -> Snapshot:
+    """Return a node with four H200 and one MIG instance: two of run r1, one of a job without a hook, one free; the third has just vanished."""
+    owners = [
+        owner_of("0", "r1", "0", "alice", "7"), owner_of("1", "r1", "1", "alice", "7"), owner_of("2"), owner_of("3"),
+        owner_of("3:0", "", "", "bob", "8", "ml", "pod-x"),
+    ]  # fmt: skip
+    names = {"0": "H200", "1": "H200", "2": "", "3": "H200", "3:0": "H200 MIG 1g.18gb"}
+    gpus = [Gpu(gpu, f"GPU-{gpu}", name) for gpu, name in names.items()]
+    return Snapshot(START_S, 0.0, Page([*samples, *owners]), gpus=gpus, **fields)
+
+
+PRICES = Prices(gpu_hour=2.0, currency="EUR", models={"H200": 7.0})
+
+
+def bodies(snapshot: Snapshot, prices: Prices = PRICES) -> dict[str, str]:
+    return {each.alert: each.body for each in conditions(snapshot, START_S, Config(prices=prices))}
+
+
+def test_a_message_says_which_gpus_whose_they_are_and_what_it_costs() -> None:
+    run = Run("r1", 0, "a", "running", START_S, START_S, START_S, user="alice", owner=Owner(job="7"), job="mine")
+    idle = finding("held_idle", 1.0, run=None, rank=None, gpu="GPU-3:0")
+    found = bodies(
+        node(runs=[run], findings=[finding(), finding("straggler", 0.5), idle, finding("memory_creep", 0.1)])
+    )
+    why = "- 4 of 4 workers at 97% CPU\nCause: {}\nDo: num_workers 4 → 10"
+    mine, theirs = (
+        "GPUs: GPU 0 (GPU-0)\nOwner: user alice, job 7\n",
+        "GPUs: GPU 3:0 (GPU-3:0)\nOwner: user bob, job 8, namespace ml, pod pod-x\n",
+    )
+    assert found == {
+        "GpuStarved": f"{mine}Cost: 9.6 GPU-hours a day (67.20 EUR)\n{why.format('input_cpu')}",
+        "Straggler": f"{mine}{why.format('straggler')}",  # the other ranks wait
+        "GpuHeldIdle": f"{theirs}Cost: 3.4 GPU-hours a day (24.00 EUR)\n{why.format('held_idle')}",  # of an instance
+        "RunInefficient": f"{mine}{why.format('memory_creep')}",  # it costs nothing until memory runs out
+    }
+    assert "Cost: 9.6 GPU-hours a day\n" in bodies(node(runs=[run], findings=[finding()]), Prices())["GpuStarved"]
+
+
+def test_without_a_gpu_that_is_known_it_says_whose_the_run_is() -> None:
+    run = Run("r9", 0, "a", "running", START_S, START_S, START_S, user="carol", owner=Owner(pod="p", namespace="n"))
+    found = bodies(node(runs=[run], findings=[finding("stalled", 1.0, run="r9")]))
+    assert found["RunStalled"].startswith("Owner: user carol, namespace n, pod p\n- 4 of 4")
+
+
+def test_a_lost_gpu_is_named_and_who_is_on_the_node() -> None:
+    seen = Sample("gpuwatch_gpus_seen", 3), Sample("gpuwatch_gpus_expected", 4)
+    full = Sample("gpuwatch_shm_size_bytes", 100, ("r1",)), Sample("gpuwatch_shm_used_bytes", 99, ("r1",))
+    found = bodies(node(*seen, *full))
+    users = "Owner: user alice, job 7; user bob, job 8, namespace ml, pod pod-x"
+    assert found["GpuLost"].startswith(f"{users}\nCost: 24.0 GPU-hours a day (138.00 EUR)\n"), "the mean price"
+    lost = conditions(node(*seen), START_S, Config())[0]
+    assert lost.title == "1 GPU fell off the bus: GPU 2 (GPU-2)"
+    shm = "GPUs: GPU 0 (GPU-0), GPU 1 (GPU-1)\nOwner: user alice, job 7\nCost: not known\nDo: "
+    assert found["ShmNearlyFull"].startswith(shm)
 
 
 def test_a_refusal_is_tried_again_after_longer_and_longer_and_nothing_is_lost() -> None:
@@ -300,7 +366,7 @@ def test_notifications_for_a_receiver_that_is_gone_are_dropped(tmp_path: Path) -
     first = Post(path)
     first.works = False
     first.look(130, [finding()])
-    other = Notifier(lambda: None, NotifySettings(("json://y",)), THRESHOLDS, "n1", path, {"json://y": first._send})
+    other = Notifier(lambda: None, configured("json://y"), "n1", path, {"json://y": first._send})
     assert next(sample.value for sample in other.samples() if sample.metric.endswith("waiting")) == 0
 
 
@@ -315,7 +381,7 @@ def test_the_file_holds_no_secret(tmp_path: Path) -> None:
     url = "slack://secret-token"
     page = Page([])
     snapshot = Snapshot(START_S, 0.0, page, [], [finding(since_s=START_S - 500)])
-    Notifier(lambda: snapshot, NotifySettings((url,)), THRESHOLDS, "n1", path, {url: send}).tick(START_S, 0.0)
+    Notifier(lambda: snapshot, configured(url), "n1", path, {url: send}).tick(START_S, 0.0)
     assert len(sent) == 1
     assert len(json.loads(path.read_text())["letters"]) == 1
     assert "secret" not in path.read_text()
@@ -352,7 +418,9 @@ def test_an_xid_is_reported_at_once_and_once_but_not_an_old_one_or_a_program_s()
         Sample("gpuwatch_gpu_last_xid", 43, third), Sample("gpuwatch_gpu_last_xid_timestamp_seconds", START_S, third),
     ]  # fmt: skip
     assert post.look(1) == ["[critical] GpuXid on n1"]
-    assert post.got[0][1].startswith("GPU 0 (GPU-a) reported XID 79: GPU fell off the bus\nDo: ")
+    (body,) = (body for _, body in post.got)
+    assert body.startswith("GPU 0 (GPU-a) reported XID 79: GPU fell off the bus\nSince: 2026-09-21 14:13 UTC\n")
+    assert "\nDo: " in body
     assert post.look(200) == ["[critical] GpuXid on n1"]
 
 
