@@ -229,10 +229,10 @@ def _added(job: api.Job, other: api.Job | None, sign: int = 1) -> api.Job:
     sums: dict[str, Any] = {}
     for name in ("states", "restart", "lost"):
         one, more = getattr(job, name), getattr(other, name)
-        sums[name] = {key: one.get(key, 0.0) + sign * more.get(key, 0.0) for key in {**one, **more}}
+        sums[name] = {key: max(0.0, one.get(key, 0.0) + sign * more.get(key, 0.0)) for key in {**one, **more}}
     for name in ("attempts", "interruptions", "steps", "redone_steps", "lost_steps"):
         one, more = getattr(job, name), getattr(other, name)
-        sums[name] = None if one is None or more is None else one + sign * more
+        sums[name] = None if one is None or more is None else max(0, one + sign * more)
     if job.numbers is not None and other.numbers is not None:
         sums["numbers"] = min(job.numbers[0], other.numbers[0]), job.numbers[1]
     wall_s = sum(sums["states"].values())

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import typer
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from typer.testing import CliRunner
 
 from gpuwatch import api
@@ -23,7 +23,7 @@ from gpuwatch.hook.identity import identify
 from gpuwatch.tools.reports.ledgers import job_text, of_runs
 from gpuwatch_agent.exporter import job_samples
 from gpuwatch_agent.runs import ENDED, LOST, Run, read_record
-from gpuwatch_agent.runs.jobs import MAX_ATTEMPTS, MAX_JOBS, Jobs
+from gpuwatch_agent.runs.jobs import MAX_ATTEMPTS, MAX_JOBS, Jobs, _added
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 ENDS = pytest.mark.parametrize("each", [1, 7], ids=["a message a step", "a message for several steps"])
@@ -887,3 +887,23 @@ def test_what_is_kept_of_a_run_before_its_hello_has_its_earlier_attempts(job: st
     run.apply(hook.hello(first_step=60, start_ticks=0), hook.at_ns, wall_s(hook.at_ns))
     node.jobs.update([run])
     assert (node.only().attempts, node.only().steps) == (2, 61)
+
+
+def test_what_is_left_of_a_job_without_its_known_attempts_is_never_negative() -> None:
+    """Attempts that overlap can have more once all of them are known."""
+    counted = api.Job(
+        job="j", status="lost", started_s=0.0, last_message_s=100.0, attempts=3, interruptions=1, goodput_ratio=0.5,
+        states={"compute": 50.0, "redone": 2.0}, steps=100, redone_steps=5, lost_steps=7, numbers=None,
+        restart={"imports": 1.0}, lost={}, findings=(), runs=(),
+    )  # fmt: skip
+    known = replace(
+        counted, attempts=2, interruptions=2, states={"compute": 20.0, "redone": 3.0}, steps=40, redone_steps=9
+    )
+    left = _added(counted, replace(known, restart={"imports": 2.0}, lost={"compute": 1.0}), -1)
+    assert (left.states, left.restart, left.lost) == (
+        {"compute": 30.0, "redone": 0.0},
+        {"imports": 0.0},
+        {"compute": 0.0},
+    )
+    assert (left.attempts, left.interruptions, left.steps, left.redone_steps, left.lost_steps) == (1, 0, 60, 0, 0)
+    assert left.started_s == 70.0
