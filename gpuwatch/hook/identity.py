@@ -44,8 +44,9 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def sendable(name: object) -> str:
-    """Return a name as messages have it: cut, and "?" for each byte that is no UTF-8."""
-    return str(name)[:MAX_NAME].encode(errors="replace").decode()
+    """Return a name as messages have it: cut, "?" for each character that cannot be printed, and for those of "." and "..": URLs have no such part."""
+    text = "".join(each if each.isprintable() else "?" for each in str(name)[:MAX_NAME])
+    return text.replace(".", "?") if text in (".", "..") else text
 
 
 def identify(

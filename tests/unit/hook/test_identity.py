@@ -39,6 +39,10 @@ def test_a_process_of_its_own(procfs: Path) -> None:
         ({"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "2"}, "slurm-9.2"),
         ({"TORCHELASTIC_RUN_ID": "abc"}, "elastic-abc"),
         ({"GPUWATCH_RUN": "x" * 500}, "x" * 128),
+        ({"GPUWATCH_RUN": "a\nb\u202e\udcffü 😀"}, "a?b??ü 😀"),
+        ({"GPUWATCH_RUN": "."}, "?"),  # in a URL it is the folder itself
+        ({"GPUWATCH_RUN": ".."}, "??"),
+        ({"GPUWATCH_RUN": "v1..2"}, "v1..2"),
     ],
 )
 def test_a_run_id_that_all_ranks_share(procfs: Path, environ: dict[str, str], run: str) -> None:
