@@ -7,6 +7,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -101,7 +102,7 @@ class Http:
         return Reply(reply.status, body, reply.headers.get("Location"), reply.headers.get("Retry-After"))
 
     def __del__(self) -> None:
-        if self._pool is not None:
+        with suppress(Exception):  # no request was made, or the interpreter ends
             self._pool.clear()
 
 

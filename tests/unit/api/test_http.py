@@ -188,3 +188,13 @@ def test_a_question_of_ten_thousand_runs_is_posted(server: Server) -> None:
     asked = f'sum(a{{run=~"{runs}"}})'
     assert Prometheus(server.url).instant(asked, 5.0, 20) == 40_000 * [({}, 2.0)]
     assert server.asked == [("/api/v1/query application/x-www-form-urlencoded", asked)]
+
+
+def test_a_client_that_goes_at_the_interpreter_s_exit_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    class Gone:
+        def clear(self) -> None:
+            raise ImportError("sys.meta_path is None, Python is likely shutting down")
+
+    Http("http://127.0.0.1:1")._pool = Gone()
+    Http("http://127.0.0.1:1").__del__()
+    assert capfd.readouterr().err == ""
