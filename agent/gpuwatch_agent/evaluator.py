@@ -22,8 +22,7 @@ from gpuwatch_agent.runs.window import KEPT, RecentSamples, host_facts, ranks_by
 BEGIN_AFTER_NS = 3_000_000_000
 END_AFTER_NS = 10_000_000_000
 _SETTLED_AFTER_NS = 15_000_000_000
-QUIET_S = 60.0
-"""A finding that was not seen for so long has ended: a restarted agent needs some time to find it again."""
+QUIET_S = 60.0  # A finding that was not seen for so long has ended: a restarted agent needs time to find it again
 
 
 @dataclass

@@ -66,8 +66,8 @@ class HistoryReader:
     def records(self) -> list[Run]:
         """Return the last runs that are kept, for `Run.restore`."""
         query = f"SELECT record FROM run WHERE {LAST_RUNS}"
-        kept = (run for (run,) in self._rows(query, (_MOST_RUN_BYTES,), read_record))
-        return [run for run in kept if run.ledger is not None]  # a damaged one may have lost it
+        rows = self._rows(query, (_MOST_RUN_BYTES,), read_record)
+        return [run for (run,) in rows if run.ledger is not None]  # else it is damaged
 
     def runs(self, kept: bool = True) -> list[api.Run]:
         try:

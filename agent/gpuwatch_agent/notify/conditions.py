@@ -64,8 +64,7 @@ def _rows(snapshot: Snapshot) -> Iterator[_Row]:
         owner = _owner(each.user, about.job or each.job, about.namespace, about.pod)
         yield {"run": each.run, "rank": str(each.rank), "owner": owner}
     for gpu, uuid, run, rank, *whose in snapshot.page.values("gpuwatch_gpu_owner_info"):
-        own = {"gpu": gpu, "UUID": uuid, "model": models.get(uuid, "")}
-        yield own | {"run": run, "rank": rank, "owner": _owner(*whose)}
+        yield dict(gpu=gpu, UUID=uuid, model=models.get(uuid, ""), run=run, rank=rank, owner=_owner(*whose))
 
 
 def _stake(rows: Sequence[_Row], alert: str, of: _Row, ratio: float, prices: Prices) -> Iterator[str]:
