@@ -7,12 +7,12 @@ import streamlit as st
 from gpuwatch.api import Run
 from gpuwatch.formatting import duration
 from gpuwatch.tools.reports.comparison import Comparison, compare
-from gpuwatch.tools.reports.display import BLUE, GREY, ORANGE, SEQUENCE, STATUS_SIGNS, Look, Scale, scale_for
+from gpuwatch.tools.reports.display import BLUE, GREY, ORANGE, SEQUENCE, Look, Scale, scale_for
 from gpuwatch.tools.reports.model import RunReport
 from gpuwatch.tools.reports.page import legend_of
 from gpuwatch_dashboards.render.cards import PAGES, Card, text_card
 from gpuwatch_dashboards.render.charts import GRID, Option, decal, line_series, reference, tooltip, value_axis
-from gpuwatch_dashboards.views.site import Site, box, draw_cards, foot, remember
+from gpuwatch_dashboards.views.site import Site, box, draw_cards, foot, label_of, remember
 
 EVERY_S = 15.0
 MOST_RUNS = 6
@@ -42,10 +42,7 @@ def page(site: Site) -> None:
 def _choice(firsts: Sequence[Run]) -> list[Run]:
     """Draw the choice of runs; return those chosen, the one to compare with first."""
     by_key = {run.run: run for run in firsts}
-    names: dict[str, str] = {}
-    for run in firsts:
-        sign, length = STATUS_SIGNS[run.status], duration(round(run.watermark_s - run.started_s))
-        names[run.run] = f"{run.name or run.run} · {sign} {run.status} · {length} · {run.steps:,} steps"
+    names = {run.run: label_of(run) for run in firsts}
     if _CHOICE not in st.session_state:
         asked = [key for key in (st.query_params.get(PARAM) or "").split(",") if key in by_key]
         st.session_state[_CHOICE] = asked or [run.run for run in firsts[1::-1]]

@@ -13,7 +13,6 @@ from markupsafe import Markup
 
 from gpuwatch.api import Run
 from gpuwatch.errors import SourceError
-from gpuwatch.tools.reports.display import STATUS_SIGNS
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, figures
@@ -23,7 +22,7 @@ from gpuwatch_dashboards.sources import SharedSource
 
 CLOSER, CLOSEST_S = 8.0, 0.5  # a click shows an eighth of the time that was shown, and no less than half a second
 AGAIN_S = 3.0  # a source that is away is asked again so soon, however seldom the page is drawn
-_WANTED, _SHOWN, _ZOOMS, _AWAY = "wanted_run", "shown_run", "zooms", "away"
+_WANTED, _SHOWN, _LABELS, _ZOOMS, _AWAY = "wanted_run", "shown_run", "labels", "zooms", "away"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
     "live": ("node", "run", "rank", "window", "gpu", "from", "to", "more"),
     "run": ("node", "run", "rank", "from", "to"),
@@ -92,13 +91,22 @@ def chosen_run(runs: Sequence[Run]) -> Run | None:
     return run
 
 
+def label_of(run: Run, rank: str = "") -> str:
+    """Return what a choice calls a run, by its name and start: never the same for two runs, and never another one later.
+
+    Streamlit knows a choice by this text alone: when it changes, the browser sends the old one as what the reader has chosen.
+    """
+    given: dict[str, str] = st.session_state.setdefault(_LABELS, {})
+    if (key := f"{run.run}{rank}") not in given:
+        label = f"{run.name or run.run}{rank} · {reader_clock('%d %b %H:%M:%S')(run.started_s)}"
+        given[key] = f"{label} · {run.run}" if label in given.values() else label
+    return given[key]
+
+
 def run_box(runs: Sequence[Run], run: Run) -> None:
     """Draw the choice of a run, when there is one, with a note when the link names one that is not known."""
     if len(runs) > 1:
-        names = {}
-        for each in runs:
-            rank = f" · rank {each.rank}" if each.world_size > 1 else ""
-            names[key_of(each)] = f"{each.name or each.run}{rank} · {STATUS_SIGNS[each.status]} {each.status}"
+        names = {key_of(each): label_of(each, f" · rank {each.rank}" if each.world_size > 1 else "") for each in runs}
         key = f"{_WANTED}-{key_of(run)}"  # a new box for another run, as in `choice` without a value in the session's state
 
         def chosen() -> None:
@@ -195,10 +203,10 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
         draw_cards(f"grid-{name}", cards)
 
 
-def reader_clock() -> Callable[[float], str]:
+def reader_clock(form: str = "%H:%M:%S") -> Callable[[float], str]:
     """Return what formats a Unix time in the reader's zone, e.g. "14:05:09"; browsers give their offset with the other sign."""
     zone = timezone(timedelta(minutes=-(st.context.timezone_offset or 0)))
-    return lambda time_s: datetime.fromtimestamp(time_s, zone).strftime("%H:%M:%S")
+    return lambda time_s: datetime.fromtimestamp(time_s, zone).strftime(form)
 
 
 def foot(site: Site, node: Node | None = None, run: Run | None = None) -> Markup:

@@ -47,6 +47,12 @@ def cells(page: Any, run: str, row: str) -> list[str]:
     return [cell.inner_text() for cell in found.first.locator("td").all()]
 
 
+def choose(page: Any, run: str) -> None:
+    page.locator("[data-testid=stMultiSelect] input").click(timeout=WAIT_MS)
+    page.get_by_role("option", name=re.compile(f"^{run}")).click()
+    page.locator(f".gw-outcome[data-run={run}]").wait_for(timeout=WAIT_MS)
+
+
 def test_two_runs_with_their_prediction(page: Any, url: str) -> None:
     page.goto(f"{url}/compare?runs=before,after")
     outcome = page.locator(".gw-outcome[data-run=after]")
@@ -77,10 +83,8 @@ def test_a_run_of_more_steps_than_a_report_takes_is_drawn_from_its_start(page: A
 
 def test_a_third_run_joins_and_is_kept_in_the_link(page: Any, url: str) -> None:
     page.goto(f"{url}/compare?runs=before,after")
-    page.locator("[data-testid=stMultiSelect] input").click(timeout=WAIT_MS)
-    page.get_by_role("option", name=re.compile("^worse")).click()
+    choose(page, "worse")
     worse = page.locator(".gw-outcome[data-run=worse]")
-    worse.wait_for(timeout=WAIT_MS)
     assert "worse is slower: a step is 0.50× as fast as one of before" in worse.inner_text()
     page.wait_for_url(re.compile("runs=before(,|%2C)after(,|%2C)worse"), timeout=WAIT_MS)
     page.goto(page.url)
@@ -93,6 +97,25 @@ def test_without_a_link_the_newest_two_are_compared(page: Any, url: str) -> None
     outcome = page.locator(".gw-outcome[data-run=worse]")
     outcome.wait_for(timeout=WAIT_MS)
     assert "worse is slower: a step is 0.25× as fast as one of after" in outcome.inner_text()
+
+
+def test_a_run_stays_compared_when_it_ends(page: Any, url: str, agent: FakeAgent) -> None:
+    """Its text in the choice had its status and its steps: the browser then gave the old one, which was taken for a run."""
+    after = agent.runs[1]
+    after["status"] = "running"
+    try:
+        page.goto(f"{url}/compare")
+        choose(page, "before")
+        page.wait_for_url(re.compile("runs=after(,|%2C)worse(,|%2C)before$"), timeout=WAIT_MS)
+        after |= {"status": "ended", "steps": after["steps"] + 1}
+        page.wait_for_timeout(17_000)  # a refresh
+        page.keyboard.press("Escape")
+        choose(page, "long")
+        page.wait_for_url(re.compile("runs=after(,|%2C)worse(,|%2C)before(,|%2C)long$"), timeout=WAIT_MS)
+        heads = [head.split() for head in page.locator(".gw-outcome .gw-run").all_inner_texts()]
+        assert heads == [["after", "→", run] for run in ("worse", "before", "long")]
+    finally:
+        after |= {"status": "ended", "steps": AFTER.count}
 
 
 def test_one_run_is_too_few_and_the_page_says_what_to_do(page: Any, url: str, agent: FakeAgent) -> None:

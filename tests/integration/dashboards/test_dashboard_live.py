@@ -137,6 +137,39 @@ def test_choice_of_a_run_is_kept_and_is_in_the_link(page: Any, agent: FakeAgent,
     assert "ended" in page.locator(".gw-status").inner_text()
 
 
+def test_page_follows_the_newest_run_while_none_is_chosen(page: Any, agent: FakeAgent, url: str) -> None:
+    """The browser knows a choice by its text: one with the run's status in it came back as a choice that nobody had made."""
+    old, first = a_run("old", "train.py", 2000.0, status="ended"), a_run("first", "train.py", 900.0)
+    agent.runs = [first, old]
+    page.goto(url)
+    page.wait_for_selector(".gw-status:has-text('running')", timeout=WAIT_MS)
+    page.locator(".st-key-choices [role=combobox], .st-key-choices input").first.wait_for(timeout=WAIT_MS)
+    first["status"] = "ended"
+    page.wait_for_selector(".gw-status:has-text('ended')", timeout=WAIT_MS)
+    page.wait_for_timeout(5000)  # two refreshes
+    agent.runs = [a_run("new", "train.py", 5.0), first, old]
+    page.wait_for_selector(".gw-status:has-text('running')", timeout=WAIT_MS)
+    page.wait_for_timeout(5000)
+    agent.runs = [a_run("heal", "heal.py", 2.0), {**agent.runs[0], "status": "ended"}, first, old]
+    page.wait_for_selector(".gw-name:has-text('heal.py')", timeout=WAIT_MS)
+    assert "run=" not in page.url and "rank=" not in page.url
+
+
+def test_each_of_several_runs_with_one_name_can_be_chosen(page: Any, agent: FakeAgent, url: str) -> None:
+    agent.runs = [a_run(f"r{n}", "train.py", 100.0 * n, status="ended", user=f"u{n}") for n in (1, 2, 2, 3)]
+    agent.runs[2] |= {"run": "r2b", "user": "u2b", "started_s": agent.runs[1]["started_s"]}  # at the same moment
+    page.goto(url)
+    page.wait_for_selector(".gw-run:has-text('u1@')", timeout=WAIT_MS)
+    for run, user in (("r3", "u3"), ("r2b", "u2b"), ("r2", "u2")):
+        page.locator(".st-key-choices [role=combobox], .st-key-choices input").first.click(timeout=WAIT_MS)
+        options = page.get_by_role("option")
+        options.first.wait_for(timeout=WAIT_MS)
+        assert len({option.inner_text() for option in options.all()}) == 4
+        options.nth([each["run"] for each in agent.runs].index(run)).click()
+        page.wait_for_selector(f".gw-run:has-text('{user}@')", timeout=WAIT_MS)
+        assert f"run={run}&" in f"{page.url}&"
+
+
 def test_all_runs_of_the_node_stand_side_by_side(page: Any, agent: FakeAgent, url: str) -> None:
     quick = {"state": "compute", "ratio": 0.97, "sentence": "healthy: 97% of the time is compute"}
     agent.runs = [a_run(), a_run("second", "bert-base", 300.0, verdict=quick), a_run("third", "gone", status="ended")]
