@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
+from msgspec.structs import asdict
+
 from gpuwatch.api import Finding, Run
 from gpuwatch.formatting import duration
 from gpuwatch.ledger.states import HOST_WAIT, INPUT_WAIT, STALLED, TRANSFER, UNKNOWN, shares
@@ -57,6 +59,12 @@ def _lost_share(run: Run) -> float:
     """Return the share of the last minute that the rank itself lost. Its wait for other ranks is their loss."""
     states = run.recent.states if run.recent else {}
     return sum(shares(states).get(state, 0.0) for state in (INPUT_WAIT, TRANSFER, HOST_WAIT, STALLED, UNKNOWN))
+
+
+def concluded(run: Run) -> list[Finding]:
+    """Return what the process of a run found over the whole of it, once it has ended without an active finding."""
+    found = run.conclusion.findings if run.conclusion is not None and not run.findings else ()
+    return [Finding(**asdict(each)) for each in found]
 
 
 def facts_of(finding: Finding, now_s: float) -> list[str]:

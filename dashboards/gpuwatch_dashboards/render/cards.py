@@ -17,7 +17,7 @@ from gpuwatch.tools.reports.page import macros
 from gpuwatch_dashboards.panels import Panel, title_of
 from gpuwatch_dashboards.query import Answers, Span
 from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
-from gpuwatch_dashboards.selection import facts_of, worst_of
+from gpuwatch_dashboards.selection import concluded, facts_of, worst_of
 
 PAGES = macros("pages.html")  # the macros of templates/pages.html: functions that return HTML with every value escaped
 HEIGHT_PX = 150
@@ -132,7 +132,9 @@ def _colour(panel: Panel, value: float | None) -> str:
 
 def verdict(run: Run) -> Markup:
     """Return the head of the page Live: who the run is, what is wrong in one sentence, and its key numbers."""
-    return PAGES.verdict(run, max(run.findings, key=lambda f: f.predicted_speedup or 1.0, default=None))
+    return PAGES.verdict(
+        run, max(run.findings or concluded(run), key=lambda f: f.predicted_speedup or 1.0, default=None)
+    )
 
 
 def findings(found: Sequence[Finding], now_s: float, live: bool) -> Markup:
@@ -188,8 +190,9 @@ def ranks_of(runs: Sequence[Run], run: Run) -> list[Run]:
 
 
 def findings_of(runs: Sequence[Run], run: Run | None) -> list[Finding]:
-    """Return a rank's findings, then those of the run's other ranks that this one waits for."""
+    """Return a rank's findings, or what was found by its end, then those of the run's other ranks that this one waits for."""
     if run is None:
         return []
     others = [other for other in runs if other.run == run.run and other.rank != run.rank]
-    return [*run.findings, *(found for other in others for found in other.findings if found.rank is not None)]
+    of_others = (found for other in others for found in (*other.findings, *concluded(other)))
+    return [*run.findings, *concluded(run), *(found for found in of_others if found.rank is not None)]

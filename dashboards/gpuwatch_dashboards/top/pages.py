@@ -81,11 +81,11 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
     series = facts.series if facts.series.run == key_of(run) else facts.series.of_node_only()
     body = [*sections.verdict_lines(run, width), *sections.ledger_lines(run, width, 0.02 if small else 0.0005)]
     body += sections.step_lines(run, series, width)
-    curves, live = sections.run_curves(series, width, 2 if tall else 1), run.status == "running"
+    curves = sections.run_curves(series, width, 2 if tall else 1)
     room = height - len(above) - len(body) - len(curves) - len(gpus) - len(node)
-    found = sections.finding_lines(run.findings, facts.time_s, live, width)
+    found = sections.run_findings(run, facts.time_s, width)
     if len(found) > room:
-        found = sections.finding_lines(run.findings, facts.time_s, live, width, full=False)
+        found = sections.run_findings(run, facts.time_s, width, full=False)
     body += found + curves
     if tall and room - len(found) > LEAST_AREA:
         body += [Text(), *sections.area_lines(series, width, min(MOST_AREA, room - len(found) - 1))]
@@ -160,7 +160,7 @@ def once(reader: Reader, width: int) -> list[Text]:
         series = facts.series if facts.series.run == key_of(run) else reader.read(key_of(run)).series
         lines += [Text(), *sections.verdict_lines(run, width), *sections.ledger_lines(run, width)]
         lines += sections.step_lines(run, series, width)
-        lines += sections.finding_lines(run.findings, facts.time_s, run.status == "running", width)
+        lines += sections.run_findings(run, facts.time_s, width)
         lines += sections.run_curves(series, width)
     if facts.gpus:
         lines += [Text(), rule("GPUs", width), *sections.gpu_table(facts, None, width, len(facts.gpus))]

@@ -11,7 +11,7 @@ from gpuwatch.formatting import duration, harmless, percent, size
 from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.panels import THRESHOLDS
-from gpuwatch_dashboards.selection import facts_of, key_of
+from gpuwatch_dashboards.selection import concluded, facts_of, key_of
 from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top import drawing as d
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, LABEL, Curve
@@ -140,6 +140,13 @@ def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int
     return lines
 
 
+def run_findings(run: Run, now_s: float, width: int, full: bool = True) -> list[Text]:
+    """Return a run's findings, or after its end those over the whole run, with a heading that says so."""
+    over = concluded(run)
+    lines = finding_lines(over or run.findings, now_s, run.status == "running", width, full)
+    return [d.styled(" Found over the whole run:", DIM), *lines] if over else lines
+
+
 def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool) -> list[Text]:
     look = shown.SEVERITIES[finding.severity]
     sign = d.styled(f" {SEVERITY_SIGNS[finding.severity]} ", d.plate(look))
@@ -165,8 +172,8 @@ def all_findings(facts: Facts, width: int) -> list[Text]:
     """Return the findings of all runs and GPUs, those of the selected run first."""
     lines: list[Text] = []
     for run in sorted(facts.runs, key=lambda run: key_of(run) != facts.series.run):
-        if run.findings:
-            lines += [d.rule(title_of(run), width), *finding_lines(run.findings, facts.time_s, True, width)]
+        if run.findings or concluded(run):
+            lines += [d.rule(title_of(run), width), *run_findings(run, facts.time_s, width)]
     if facts.node.findings:
         lines += [d.rule("GPUs without a run", width), *finding_lines(facts.node.findings, facts.time_s, True, width)]
     return lines or [d.styled(" No findings: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]

@@ -98,7 +98,7 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
     with st.container(key="grid-top"):
         if run is not None:
             parts.draw_card(source.once.get(("ledger", shown.scope, shown.span), ledger, shown.hold_s))
-        head = PAGES.panel_head("What to do", "The findings, their evidence, and the one change to make.")
+        head = PAGES.findings_head(run is not None and bool(selection.concluded(run)))
         parts.box("findings", head + cards.findings(found, now_s, run is None or run.status == "running"))
     if run is None:
         return

@@ -11,9 +11,9 @@ from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render import timeline
-from gpuwatch_dashboards.render.cards import PAGES, Card, card, past_findings, rank_table, ranks_of
+from gpuwatch_dashboards.render.cards import PAGES, Card, card, findings, past_findings, rank_table, ranks_of
 from gpuwatch_dashboards.render.charts import epoch_marks, finding_marks, phase_marks
-from gpuwatch_dashboards.selection import Stretch, in_order, span_between, span_of, stretch_of
+from gpuwatch_dashboards.selection import Stretch, concluded, in_order, span_between, span_of, stretch_of
 from gpuwatch_dashboards.sources import SharedSource
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
@@ -59,7 +59,9 @@ def page(site: Site) -> None:
     if table := rank_table(everyone, run):
         about = "Which rank do the others wait for? In the last minute, or in the whole run."
         parts.box("ranks", PAGES.panel_head("Ranks", about) + table)
-    if away is None:
+    if found := concluded(run):
+        parts.box("findings", PAGES.findings_head(True) + findings(found, time.time(), False))
+    if away is None and (past or not found):
         title = PAGES.panel_head("Found in this run", "What was found, and from when to when?")
         parts.box("past", title + past_findings(past, parts.reader_clock()))
     st.html(parts.foot(site, node, run))

@@ -155,6 +155,20 @@ def test_page_follows_the_newest_run_while_none_is_chosen(page: Any, agent: Fake
     assert "run=" not in page.url and "rank=" not in page.url
 
 
+def test_what_to_do_stays_after_the_end(page: Any, agent: FakeAgent, url: str) -> None:
+    run = a_run(status="ended")
+    own = {name: value for name, value in run["findings"][0].items() if name != "since_s"}
+    agent.runs = [{**run, "findings": [], "conclusion": {"verdict": run["verdict"], "findings": [own]}}]
+    for name in ("", "run"):
+        page.goto(f"{url}/{name}")
+        found = page.locator(".st-key-box-findings", has_text="The findings over the whole run")
+        found.wait_for(timeout=WAIT_MS)
+        box = found.inner_text()
+        assert "num_workers 0 → 8" in box and "up to 2.60×" in box
+        page.locator(".gw-foot").last.wait_for(timeout=WAIT_MS)
+        assert "Nothing was found" not in page.inner_text("body")
+
+
 def test_each_of_several_runs_with_one_name_can_be_chosen(page: Any, agent: FakeAgent, url: str) -> None:
     agent.runs = [a_run(f"r{n}", "train.py", 100.0 * n, status="ended", user=f"u{n}") for n in (1, 2, 2, 3)]
     agent.runs[2] |= {"run": "r2b", "user": "u2b", "started_s": agent.runs[1]["started_s"]}  # at the same moment

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.api import Collector, Finding, Recent, Run, Series
-from gpuwatch.diagnosis.finding import Evidence, Verdict
+from gpuwatch.diagnosis import finding
+from gpuwatch.diagnosis.finding import Conclusion, Evidence, Verdict
 from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import SourceError
 from gpuwatch.tools.reports import display as shown
@@ -24,7 +25,7 @@ from gpuwatch_dashboards.query import Node, Span
 from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.render.charts import PICKS, drawn_lines, legend_values, line_option, picked, spoken
 from gpuwatch_dashboards.render.timeline import full_colour_s
-from gpuwatch_dashboards.selection import key_of, select, settled, span_of, worst_of
+from gpuwatch_dashboards.selection import concluded, key_of, select, settled, span_of, worst_of
 
 RUN = Run(
     run="r1", rank=0, name="resnet50-a", status="running", started_s=1000.0, watermark_s=1100.0, last_message_s=1100.2,
@@ -123,6 +124,22 @@ def test_a_straggler_names_its_rank_on_every_rank_s_page() -> None:
     html = cards.findings(cards.findings_of([RUN, other, replace(other, run="another")], RUN), 1100.0, live=True)
     assert re.findall(r'data-cause="(\w+)"', html) == ["straggler"]
     assert "critical · 40% · rank 3" in html
+
+
+def test_after_the_end_what_the_process_found_over_the_run_is_shown() -> None:
+    """The agent's own findings are about the last minute: it has none of a run that has ended."""
+    own = finding.Finding("input_single_process", "warning", "slow loader", 0.62, FINDING.evidence, FINDING.advice, 2.6)
+    verdict = Verdict("input", 0.62, "input-bound")
+    ended = replace(RUN, status="ended", conclusion=Conclusion(verdict, (own, replace(own, cause="b", rank=1))))
+    assert [(each.cause, each.advice) for each in concluded(ended)] == [
+        (c, "num_workers 0 → 8") for c in (own.cause, "b")
+    ]
+    html = cards.findings(cards.findings_of([ended], ended), 1100.0, live=False)
+    assert "num_workers 0 → 8" in html and "warning · 62%</p>" in html and "No finding" not in html
+    assert "<b>up to 2.60×</b>" in cards.verdict(ended)
+    other = replace(RUN, rank=1, status="ended")
+    assert [each.cause for each in cards.findings_of([ended, other], other)] == ["b"]
+    assert concluded(other) == [] == concluded(replace(ended, findings=(FINDING,)))
 
 
 def test_declared_rates_are_figures() -> None:

@@ -13,6 +13,8 @@ from msgspec import structs
 from rich.cells import cell_len
 
 from gpuwatch.api import Collector, Finding, Gpu, HistoryFile, Recent
+from gpuwatch.diagnosis import finding
+from gpuwatch.diagnosis.finding import Conclusion, Verdict
 from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import live_panels
@@ -124,6 +126,22 @@ def test_a_consequence_is_listed_under_its_root_and_not_as_a_finding_of_its_own(
     )  # its root is gone: it is a finding of its own
     low = "\n".join(line.plain for line in finding_lines((FINDING, BURST), NOW, True, 80, full=False))
     assert "└  every 8th step waits" in low and "shuffle files" not in low
+
+
+def test_after_the_end_what_was_found_over_the_whole_run_is_listed() -> None:
+    own = {name: getattr(FINDING, name) for name in finding.Finding.__struct_fields__}
+    known = Conclusion(Verdict("input", 0.62, "input-bound"), (finding.Finding(**own),))
+    shown = facts(run("r1", status="ended", recent=None, findings=(), conclusion=known))
+    for view in (View(), View(page="findings")):
+        lines = [line.rstrip() for line in screen(shown, view=view)]
+        at = lines.index(" Found over the whole run:")
+        assert lines[at + 1 : at + 3] == [
+            "  !  the loader runs in the training process  62%",
+            "   do   num_workers 0 → 8 → up to 2.60× faster",
+        ]
+    assert "whole run:" not in "\n".join(screen(facts(run("r1", conclusion=known))))
+    nothing = facts(run("r1", status="ended", findings=(), conclusion=Conclusion(known.verdict)))
+    assert " No finding was active when the run stopped." in "\n".join(screen(nothing))
 
 
 def test_a_straggler_is_named_by_its_rank() -> None:
