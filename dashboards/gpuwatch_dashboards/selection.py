@@ -74,6 +74,12 @@ def facts_of(finding: Finding, now_s: float) -> list[str]:
     return facts + ([f"for {duration(round(now_s - finding.since_s))}"] if finding.since_s is not None else [])
 
 
+def run_of(runs: Sequence[Run], name: str | None) -> str | None:
+    """Return the id of the run that a link names, by its id or its name (the newest of that name); None: not known."""
+    named = [run for run in runs if run.run == name] or [run for run in runs if name and run.name == name]
+    return max(named, key=lambda run: run.started_s).run if named else None
+
+
 def select(runs: Sequence[Run], shown: str | None, name: str | None = None, rank: str | None = None) -> Run | None:
     """Return the run to show: the one that a link names, else the one on the page while it runs, else the newest running.
 
@@ -81,7 +87,8 @@ def select(runs: Sequence[Run], shown: str | None, name: str | None = None, rank
     the source's order (most recently active first), `shown` the key of the run on the page until now.
     """
     running = [run for run in runs if run.status == "running"]
-    named = [run for run in runs if run.run == name and rank in (None, str(run.rank))]
+    asked = run_of(runs, name)
+    named = [run for run in runs if run.run == asked and rank in (None, str(run.rank))]
     on_page = [run for run in named or running if key_of(run) == shown]
     newest = max(running or runs[:1], key=lambda run: run.started_s, default=None)
     ranks = on_page or named or [run for run in runs if newest is not None and run.run == newest.run]

@@ -12,6 +12,7 @@ from gpuwatch.tools.reports.model import RunReport
 from gpuwatch.tools.reports.page import legend_of
 from gpuwatch_dashboards.render.cards import PAGES, Card, text_card
 from gpuwatch_dashboards.render.charts import GRID, Option, decal, line_series, reference, tooltip, value_axis
+from gpuwatch_dashboards.selection import run_of
 from gpuwatch_dashboards.views.site import Site, box, draw_cards, foot, label_of, remember
 
 EVERY_S = 15.0
@@ -44,8 +45,8 @@ def _choice(firsts: Sequence[Run]) -> list[Run]:
     by_key = {run.run: run for run in firsts}
     names = {run.run: label_of(run) for run in firsts}
     if _CHOICE not in st.session_state:
-        asked = [key for key in (st.query_params.get(PARAM) or "").split(",") if key in by_key]
-        st.session_state[_CHOICE] = asked or [run.run for run in firsts[1::-1]]
+        asked = [run_of(firsts, name) for name in (st.query_params.get(PARAM) or "").split(",")]
+        st.session_state[_CHOICE] = list(dict.fromkeys(filter(None, asked))) or [run.run for run in firsts[1::-1]]
     known = [key for key in st.session_state[_CHOICE] if key in by_key]
     if known != st.session_state[_CHOICE]:
         st.session_state[_CHOICE] = known

@@ -126,7 +126,7 @@ def run_box(runs: Sequence[Run], run: Run) -> None:
             width=420,
         )
     asked = st.query_params.get("run")
-    if asked and asked != run.run:
+    if asked and asked not in (run.run, run.name):
         st.caption(f"The run in this link ({asked}) is not known here; this is another one.")
 
 

@@ -322,6 +322,14 @@ def test_link_names_a_rank() -> None:
     assert select(ranks, key_of(ranks[0]), "r1", "7") == ranks[0], "not known: as without a link"
 
 
+def test_link_names_the_newest_run_of_a_name() -> None:
+    old, new = replace(RUN, run="r2", started_s=500.0), replace(RUN, run="r3", started_s=2000.0, status="ended")
+    assert select([RUN, old, new], None, "resnet50-a") == new
+    assert select([RUN, old, new], None, "r2") == old
+    assert select([old, replace(RUN, name="r2")], None, "r2") == old, "an id is another run's name"
+    assert select([new, replace(RUN, name="")], None, "") == replace(RUN, name=""), "the running one"
+
+
 def losing(rank: int, lost_s: float, **more: object) -> Run:
     return replace(
         RUN, rank=rank, recent=Recent(duration_s=60.0, states={"compute": 60.0 - lost_s, "input_wait": lost_s}), **more
