@@ -10,6 +10,7 @@ from gpuwatch.api import Finding, Run
 from gpuwatch.formatting import duration
 from gpuwatch.ledger.states import HOST_WAIT, INPUT_WAIT, STALLED, TRANSFER, UNKNOWN, shares
 from gpuwatch.tools.reports.display import display
+from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel
 from gpuwatch_dashboards.query import Span
 
 WINDOWS_S: dict[str, float | None] = {"5 min": 300.0, "15 min": 900.0, "1 h": 3600.0, "All": None}
@@ -17,6 +18,7 @@ WINDOWS_S: dict[str, float | None] = {"5 min": 300.0, "15 min": 900.0, "1 h": 36
 DEFAULT_WINDOW = "15 min"
 MAX_POINTS = 300
 SAMPLES_LATE_S = 1.5  # a sample is in the agent's history so long after it was taken, at most
+SAMPLED_S = 2.0  # a shorter run has no rates: it is sampled every second, and a rate takes two samples
 CLEARLY = 0.05  # a rank is marked as the worst when it loses so much more of its time than the run's median rank
 LEAST_SPACING_S = 2.0  # closer than this a line shows the rhythm of messages and not that of training
 
@@ -59,6 +61,14 @@ def _lost_share(run: Run) -> float:
     """Return the share of the last minute that the rank itself lost. Its wait for other ranks is their loss."""
     states = run.recent.states if run.recent else {}
     return sum(shares(states).get(state, 0.0) for state in (INPUT_WAIT, TRANSFER, HOST_WAIT, STALLED, UNKNOWN))
+
+
+def run_panels(run: Run | None, panels: Sequence[Panel]) -> list[Panel]:
+    """Return panels as they are for a run: until it has been sampled, the empty ones of its own say so."""
+    if run is None or run.watermark_s - run.started_s >= SAMPLED_S:
+        return [*panels]
+    empty = BY_KEY["ledger"].empty if run.status == "running" else "This run ended before its first sample."
+    return [replace(panel, empty=empty) if panel in GROUPS["run"] else panel for panel in panels]
 
 
 def concluded(run: Run) -> list[Finding]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from gpuwatch.api import Series, Spread, Steps
-from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, display, scale_for
+from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, counted, display, scale_for
 from gpuwatch_dashboards.panels import Panel, panels
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, text_card
@@ -139,9 +139,9 @@ def step_rows(steps: Steps) -> Card:
         "yAxis": [{**of_row, "gridIndex": n, "name": ROWS[n]} for n in rows],
         "series": series,
     }
-    question = f"What did each of these {steps.steps:,} steps do, and when?"
-    head = PAGES.panel_head("Step by step", question, entries=[KINDS[kind] for kind in used])
-    description = f"{steps.steps:,} steps one by one, a row each of " + " and ".join(ROWS[n] for n in rows)
+    which = "this step" if steps.steps == 1 else f"each of these {steps.steps:,} steps"
+    head = PAGES.panel_head("Step by step", f"What did {which} do, and when?", entries=[KINDS[kind] for kind in used])
+    description = f"{counted(steps.steps, 'step')} one by one, a row each of " + " and ".join(ROWS[n] for n in rows)
     return Card("panel-bars", head, option, 36 + len(rows) * (ROW_PX + GAP_PX), description)
 
 

@@ -16,7 +16,7 @@ from gpuwatch.tables import table
 from gpuwatch.tools.reports.display import STATES
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.render.charts import drawn_lines
-from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.selection import key_of, run_panels
 from gpuwatch_dashboards.top import Facts, Reader, Sampled, sections
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, styled, swatch, wrapped
 
@@ -59,7 +59,7 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
     if view.page == "findings":
         return Page(sections.all_findings(facts, width))
     if view.page == "panels":
-        return Page(panel_lines(facts.series, width))
+        return Page(panel_lines(facts.series, width, selected_run(view, facts)))
     node = sections.node_lines(facts, whole)
     if view.page == "gpus":
         node = [rule(f"node {facts.node.host}", whole), *node]
@@ -92,10 +92,10 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
     return Page(body, above, gpus + node)
 
 
-def panel_lines(series: Sampled, width: int) -> list[Text]:
+def panel_lines(series: Sampled, width: int, run: Run | None = None) -> list[Text]:
     """Return every panel that an agent can answer: its curves with their latest values, or why there are none."""
     lines: list[Text] = []
-    for panel in live_panels():
+    for panel in run_panels(run, [*live_panels()]):
         drawn = drawn_lines(panel, [series.traces.get(f"{panel.key} {curve.legend}", ()) for curve in panel.curves])
         if panel.kind == "stat":  # of several series (e.g. mounts of /dev/shm) the one closest to its limit
             drawn = sorted(drawn, key=lambda line: -(line.value or 0.0))[:1]

@@ -64,8 +64,8 @@ def verdict_lines(run: Run, width: int) -> list[Text]:
     facts = [f"rank {run.rank} of {run.world_size}"] if run.world_size > 1 else []
     facts += ["@".join(part for part in (run.user, run.host) if part)] if run.user or run.host else []
     if run.loader and run.loader.num_workers is not None:
-        facts.append(f"{run.loader.num_workers} workers")
-    facts += [duration(round(run.watermark_s - run.started_s)), f"{run.steps:,} steps"]
+        facts.append(shown.counted(run.loader.num_workers, "worker"))
+    facts += [duration(run.watermark_s - run.started_s), shown.counted(run.steps, "step")]
     head = d.styled(title_of(run), BOLD)
     head.append(f" {status_of(run)}", "green" if run.status == "running" else DIM)
     head.append(f" · {' · '.join(facts)}", DIM)

@@ -91,7 +91,7 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
 
     def ledger() -> Card:
         """Return where the run's time goes: the one chart that is drawn before all others."""
-        [(panel, values)] = source.answers([TOP], shown.scope, shown.span)
+        [(panel, values)] = source.answers(selection.run_panels(run, [TOP]), shown.scope, shown.span)
         return cards.card(panel, values, shown.span, TOP_HEIGHT_PX, zoom=True)
 
     found = (*cards.findings_of(shown.runs, run), *node.findings)
@@ -128,7 +128,7 @@ def _rest(site: Site, shown: _Shown) -> None:
             parts.choice("GPUs in the charts below", [*names], "gpu", ALL_GPUS, "gpu_choice", names.__getitem__)
         parts.draw_panels(site, "gpu", _at_once("gpu"), replace(of_node, gpu=shown.gpu), shown.small, shown.hold_s)
     others = [*(_at_once("run") if shown.run is not None else []), *_at_once("node"), *_at_once("agent")]
-    parts.draw_panels(site, "charts", others, shown.scope, shown.small, shown.hold_s)
+    parts.draw_panels(site, "charts", selection.run_panels(shown.run, others), shown.scope, shown.small, shown.hold_s)
 
 
 def _more(site: Site, shown: _Shown) -> None:
@@ -142,6 +142,6 @@ def _more(site: Site, shown: _Shown) -> None:
     there = {"run": shown.run is not None, "gpu": bool(shown.node.gpus), "node": True, "agent": True}
     for group in (name for name, is_there in there.items() if is_there):
         drawn = {TOP.key, *(panel.key for panel in _at_once(group))}
-        others = [panel for panel in GROUPS[group] if panel.key not in drawn]
+        others = selection.run_panels(shown.run, [panel for panel in GROUPS[group] if panel.key not in drawn])
         scope = shown.scope if group == "run" else replace(shown.scope, run=None, rank=None, gpu=shown.gpu)
         parts.draw_panels(site, f"more-{group}", others, scope, shown.small, MORE_HOLD_S)

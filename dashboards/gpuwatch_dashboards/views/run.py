@@ -13,7 +13,7 @@ from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render import timeline
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, findings, past_findings, rank_table, ranks_of
 from gpuwatch_dashboards.render.charts import epoch_marks, finding_marks, phase_marks
-from gpuwatch_dashboards.selection import Stretch, concluded, in_order, span_between, span_of, stretch_of
+from gpuwatch_dashboards.selection import Stretch, concluded, in_order, run_panels, span_between, span_of, stretch_of
 from gpuwatch_dashboards.sources import SharedSource
 from gpuwatch_dashboards.views import site as parts
 from gpuwatch_dashboards.views.site import Site
@@ -42,7 +42,7 @@ def page(site: Site) -> None:
     with st.container(key="verdict"):
         st.html(PAGES.run_head(run, steps, away is None))
     scope = Scope(run.run, str(run.rank), run.instance)
-    [(panel, ledger)] = site.source.answers([BY_KEY["ledger"]], scope, span)
+    [(panel, ledger)] = site.source.answers(run_panels(run, [BY_KEY["ledger"]]), scope, span)
     marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
     cards = timeline.step_cards(steps, span, marks)
     if away is not None:

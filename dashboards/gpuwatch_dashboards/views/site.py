@@ -92,10 +92,7 @@ def chosen_run(runs: Sequence[Run]) -> Run | None:
 
 
 def label_of(run: Run, rank: str = "") -> str:
-    """Return what a choice calls a run, by its name and start: never the same for two runs, and never another one later.
-
-    Streamlit knows a choice by this text alone: when it changes, the browser sends the old one as what the reader has chosen.
-    """
+    """Return what a choice calls a run: unique, and the same from then on, as Streamlit knows a choice by this text alone."""
     given: dict[str, str] = st.session_state.setdefault(_LABELS, {})
     if (key := f"{run.run}{rank}") not in given:
         label = f"{run.name or run.run}{rank} · {reader_clock('%d %b %H:%M:%S')(run.started_s)}"

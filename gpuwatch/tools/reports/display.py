@@ -167,6 +167,11 @@ def digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
+def counted(count: int, what: str) -> str:
+    """Return e.g. "1 step", "3,883 steps"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def energy(joules: Mapping[str, float]) -> str:
     """Return e.g. "3.10 kWh, 38% of it waiting for data": the energy by state or kind, and the one other than work that has most of it."""
     whole = sum(joules.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.api import Collector, Finding, Recent, Run, Series
+from gpuwatch.api import Collector, Finding, Recent, Run, Series, Spread, Steps
 from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.finding import Conclusion, Evidence, Verdict
 from gpuwatch.diagnosis.rates import Cost
@@ -24,8 +24,8 @@ from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Node, Span
 from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.render.charts import PICKS, drawn_lines, legend_values, line_option, picked, spoken
-from gpuwatch_dashboards.render.timeline import full_colour_s
-from gpuwatch_dashboards.selection import concluded, key_of, select, settled, span_of, worst_of
+from gpuwatch_dashboards.render.timeline import full_colour_s, step_rows
+from gpuwatch_dashboards.selection import concluded, key_of, run_panels, select, settled, span_of, worst_of
 
 RUN = Run(
     run="r1", rank=0, name="resnet50-a", status="running", started_s=1000.0, watermark_s=1100.0, last_message_s=1100.2,
@@ -79,6 +79,24 @@ def test_what_the_gpus_cost_is_a_figure_where_there_is_a_price() -> None:
     cost = Cost("EUR", 2, 8.4, 12.5, {"compute": 12.5}, 0.9)
     html = cards.verdict(replace(RUN, energy_joules={"compute": 3.6e6}, cost=cost))
     assert "<b>1.00 kWh</b><span>used by its GPUs for 0.90 EUR</span>" in html
+
+
+def test_one_step_is_one_step() -> None:
+    columns = {name: Spread([0.06], [0.06], [0.06]) for name in ("data_wait_s", "transfer_s", "compute_s")}
+    card = step_rows(Steps(steps=1, step=[0], count=[1], time_s=[1000.0], end_s=[1000.2], columns=columns))
+    assert "What did this step do, and when?" in card.head and card.spoken == "1 step one by one, a row each of host"
+
+
+def test_a_run_shorter_than_a_second_has_its_length_and_says_that_it_was_not_sampled() -> None:
+    short = replace(RUN, status="ended", watermark_s=1000.3)
+    assert "<span>for 300 ms</span>" in cards.verdict(short)
+    ledger, cpu = run_panels(short, [BY_KEY["ledger"], BY_KEY["cpu"]])
+    assert ledger.empty == "This run ended before its first sample." and cpu == BY_KEY["cpu"]
+    assert "This run ended before its first sample." in cards.card(ledger, [[]], SPAN).head
+    [workers] = run_panels(replace(short, status="running"), [BY_KEY["loader_workers"]])
+    assert workers.empty == "The first second of this run has not been counted yet."
+    for run in (RUN, replace(RUN, status="ended"), None):
+        assert run_panels(run, [BY_KEY["loader_workers"]]) == [BY_KEY["loader_workers"]]
 
 
 def test_verdict_leaves_out_what_was_not_measured() -> None:

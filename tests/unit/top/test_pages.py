@@ -17,8 +17,9 @@ from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.finding import Conclusion, Verdict
 from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import SourceError
+from gpuwatch.wire import Loader
 from gpuwatch_dashboards.panels import live_panels
-from gpuwatch_dashboards.top import Facts
+from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import HELP, PageName, View, once
 from gpuwatch_dashboards.top.sections import finding_lines
@@ -204,6 +205,17 @@ def test_every_panel_is_listed_with_its_curves_or_why_there_is_none() -> None:
     at = next(n for n, line in enumerate(lines) if line.startswith("── Where the time goes"))
     assert "computing" in lines[at + 1] and "waiting for data" in lines[at + 2]
     assert " Nothing found." in lines
+
+
+def test_a_run_shorter_than_a_second_says_that_it_was_not_sampled() -> None:
+    short = run("r1", status="ended", watermark_s=NOW - 399.7, steps=1, loader=Loader(num_workers=1))
+    shown = facts(short, series=Sampled("r1/0", NOW - 300, NOW, node_traces()))
+    lines = screen(shown, 80, 200, View(page="panels"))
+    at = next(n for n, line in enumerate(lines) if line.startswith("── Loader workers"))
+    assert lines[at + 1].rstrip() == " This run ended before its first sample."
+    text = "\n".join(lines)
+    assert "No loader workers" not in text and "No step has ended" not in text and "is unknown" not in text
+    assert "■ ended · alice@node-17 · 1 worker · 300 ms · 1 step ─" in "\n".join(screen(shown))
 
 
 def test_empty_node_shows_the_line_to_add() -> None:
