@@ -176,7 +176,7 @@ class OptimizerSteps:
         if call is None:
             self._next_call.remove()
             self._awaited = []
-        elif self._may_hook():
+        elif self._next_call.can_be_added and self._may_hook():
             self._awaited.append(call)
             self._next_call.add()
 
