@@ -55,9 +55,8 @@ class Finding(msgspec.Struct, frozen=True):
         if self.predicted_range is not None and self.predicted_range[1] >= 1.05:
             low, high = self.predicted_range
             return f"{low:.2f}× to {high:.2f}×" if high - low >= 0.05 else f"{high:.2f}×"
-        if self.predicted_speedup is None or self.predicted_speedup < 1.05:
-            return ""
-        return f"up to {self.predicted_speedup:.2f}×"
+        speedup = self.predicted_speedup or 0.0
+        return f"up to {speedup:.2f}×" if speedup >= 1.05 else ""
 
     def brief(self, rank: int) -> str:
         """Return what it advises, with the gain, or of a hang of this rank the place; at most 160 characters, that act on no terminal."""

@@ -1,6 +1,7 @@
 """Every number that a diagnosis or a panel compares with, once. Shares and ratios 0–1, times in seconds."""
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from gpuwatch.errors import ConfigError
 
@@ -64,6 +65,10 @@ class Thresholds:
     missing: int = 1  # Missing GPUs or agents from which a panel warns.
     memory_used: float = 0.95  # Used share of a node's memory from which a panel warns.
     sample_age_s: float = 120.0  # Age of an agent's last sample from which a panel warns.
+
+    def severity(self, lost: float) -> Literal["critical", "warning"]:
+        """Return how severe it is to lose this share of the time."""
+        return "critical" if lost >= self.input_share_critical else "warning"
 
     def __post_init__(self) -> None:
         for each in fields(self):

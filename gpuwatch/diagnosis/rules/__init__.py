@@ -66,13 +66,8 @@ def in_order(findings: Sequence[F]) -> list[F]:
     """Return the findings with their roots, as far as those are among them: each root, then its consequences."""
     causes = {finding.cause for finding in findings}
     reasons = {cause: finding.cause for finding in findings for cause in finding.because}
-    rooted = [
-        msgspec.structs.replace(
-            finding,
-            root=next((root for root in _ROOTS.get(finding.cause, ()) if root in causes), reasons.get(finding.cause)),
-        )
-        for finding in findings
-    ]
+    roots = {of: next((root for root in _ROOTS.get(of, ()) if root in causes), reasons.get(of)) for of in causes}
+    rooted = [msgspec.structs.replace(finding, root=roots[finding.cause]) for finding in findings]
     return after_roots(sorted(rooted, key=lambda f: (SEVERITIES.index(f.severity), -f.ratio)))
 
 

@@ -99,9 +99,8 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
         "the device waits for host code",
         lost or LEAST_IDLE * compute,
         *evidence,
-        severity="critical" if lost >= thresholds.input_share_critical else "warning",
-        advice="launch more work at a time (torch.compile, CUDA graphs, a fused optimizer, a larger batch), and move work out of the "
-        "Python loop (logging, metrics, sleeps)",
+        severity=thresholds.severity(lost),
+        advice="launch more work at a time (torch.compile, CUDA graphs, a fused optimizer, a larger batch), and move work out of the Python loop (logging, metrics, sleeps)",
         predicted_speedup=round(1 / (1 - lost), 2) if lost else None,
     )
 
@@ -122,9 +121,8 @@ def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
         lost,
         *measured("idle in the step", idle, "no thread of the process is runnable for {} of the step"),
         *place_evidence(window.step_place, "the step"),
-        severity="critical" if lost >= thresholds.input_share_critical else "warning",
-        advice="move blocking calls out of the step, into a thread or to every N steps (logging, uploads, writing files, sleeps); "
-        "a faster device will not help",
+        severity=thresholds.severity(lost),
+        advice="move blocking calls out of the step, into a thread or to every N steps (logging, uploads, writing files, sleeps); a faster device will not help",
         predicted_speedup=speedup_without(lost),
     )
 
@@ -233,14 +231,13 @@ def mfu_mismatch(window: Window, thresholds: Thresholds) -> Finding | None:
     gap = declared - estimate
     if abs(gap) < thresholds.mfu_gap:
         return None
+    activity = "the activity of the tensor cores times their clock gives {} of their dense peak"
     text = f"peak_flops={peak:.4g}; the dense 16-bit peak of this GPU's model is {dense:.4g}"
     return found(
         f"the declared MFU of {percent(declared)} contradicts the tensor cores' activity, which suggests about {percent(estimate)}",
         min(1.0, abs(gap)),
         *measured("declared MFU", declared, "the declared operations and peak give an MFU of {}"),
-        *measured(
-            "estimated MFU", estimate, "the activity of the tensor cores times their clock gives {} of their dense peak"
-        ),
+        *measured("estimated MFU", estimate, activity),
         Evidence("peak", peak, "FLOP/s", text),
         severity="info",
         advice="count the operations of one rank only (6 per token and active parameter, 2 of them in the forward pass), and check peak_flops"
@@ -251,8 +248,7 @@ def mfu_mismatch(window: Window, thresholds: Thresholds) -> Finding | None:
 
 _KINDS = {
     "checkpoint_load rendezvous": "shorten the start: a sharded checkpoint on fast storage, ranks that start together",
-    "rollout generat sampl decod": "generate larger batches, use an inference engine for a language model (vLLM, SGLang), or "
-    "generate on other devices while training on the last batch",
+    "rollout generat sampl decod": "generate larger batches, use an inference engine for a language model (vLLM, SGLang), or generate on other devices while training on the last batch",
     "env simul": "run more environments in parallel, each in its own process",
     "sync weight broadcast": "send the weights in few large buffers, less often, or while other work runs",
     "reward scor verif judge": "score whole batches, or in other processes while training continues",

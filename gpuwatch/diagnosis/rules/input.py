@@ -5,17 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from gpuwatch.diagnosis.finding import (
-    Evidence,
-    Finding,
-    Severity,
-    found,
-    lone,
-    measured,
-    place_evidence,
-    rule,
-    speedup_without,
-)
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, lone, measured, place_evidence, speedup_without
 from gpuwatch.diagnosis.prediction import START_S, WORTH, Plan, free_cores, plan, prefetch_of
 from gpuwatch.diagnosis.rules.input_rhythm import round_correlation
 from gpuwatch.diagnosis.thresholds import Thresholds
@@ -27,7 +17,7 @@ from gpuwatch.ledger.states import COMPILE, COMPUTE, INPUT_WAIT, OTHER
 
 _EXPLAINED = ("burst_every_n", "input_unexplained")
 input_rule = partial(
-    rule, explains=_EXPLAINED, explained_by=("stalled",), stacks="workers", alert="GpuStarved", delays_rank="input"
+    lone, explains=_EXPLAINED, explained_by=("stalled",), stacks="workers", alert="GpuStarved", delays_rank="input"
 )
 """Makes a rule about a slow loader, which has these facts in common with all of them."""
 
@@ -49,7 +39,7 @@ class InputWait:
     window: Window
     step: MeanStep
     share: float  # of the window's time, 0–1
-    severity: Severity
+    thresholds: Thresholds
 
     @property
     def mean(self) -> str:
@@ -82,7 +72,7 @@ class InputWait:
             Evidence("input wait", self.share, "ratio", text),
             *evidence,
             *place_evidence(self.window.worker_place if self.window.workers else None, "a worker's fetch"),
-            severity=self.severity,
+            severity=self.thresholds.severity(self.share),
             advice=advice,
             predicted_speedup=gain[1] if gain else bound if bound < _MOST_BOUND else None,
             predicted_range=gain,
@@ -120,8 +110,7 @@ def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
         return None
     if step.wait_s <= 0 or step.wait_s < thresholds.input_share * (step.wait_s + step.rest_s):
         return None
-    severity: Severity = "critical" if share >= thresholds.input_share_critical else "warning"
-    return InputWait(window, step, share, severity)
+    return InputWait(window, step, share, thresholds)
 
 
 def queue_evidence(window: Window) -> list[Evidence]:
@@ -170,11 +159,8 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
     advice += f" over {window.loader.dataset}" * (pass_s is not None and window.loader.dataset is not None)
     certain = plan if pass_s is None or start_s < _SHORT_PASS * pass_s or plan.speedup[0] < WORTH else None
     if certain is None and pass_s is not None:
-        takes = f"which takes {duration(pass_s)}"
-        advice, gain = (
-            f"one {advice} for all passes: a new one starts its workers at each, {takes}",
-            (1.0, plan.gain[1]),
-        )
+        takes, gain = f"which takes {duration(pass_s)}", (1.0, plan.gain[1])
+        advice = f"one {advice} for all passes: a new one starts its workers at each, {takes}"
         if start_s >= pass_s:
             advice, gain = f"{_CHEAPER}, or passes longer: a start of workers takes longer than one, {takes}", None
     return wait.finding(
@@ -350,8 +336,7 @@ def input_disk(window: Window, thresholds: Thresholds) -> Finding | None:
         *blocked,
         *measured("I/O pressure", host.io_pressure_ratio, "at least one task waited for I/O {} of the time"),
         *measured("disk busy", host.disk_busy_ratio, f"the busiest disk was busy {{}} of the time{read}"),
-        advice="read fewer bytes in larger pieces (large sequential record files, only the columns needed), or keep the data on a "
-        f"faster or local disk or in the page cache{more}",
+        advice=f"read fewer bytes in larger pieces (large sequential record files, only the columns needed), or keep the data on a faster or local disk or in the page cache{more}",
         gain=gain,
     )
 
@@ -373,8 +358,7 @@ def input_network(window: Window, thresholds: Thresholds) -> Finding | None:
         "loader workers wait for the network",
         *blocked,
         Evidence("received", rate, "bytes/s", f"{size(rate)}/s arrive over the network"),
-        advice="cache the data locally, reuse connections and read larger ranges; if the link is saturated, only fewer bytes "
-        f"help{more}",
+        advice=f"cache the data locally, reuse connections and read larger ranges; if the link is saturated, only fewer bytes help{more}",
         gain=gain,
     )
 
@@ -396,8 +380,7 @@ def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
         "loader workers wait for a lock, not for a CPU or a disk",
         *blocked,
         *measured("CPU busy", cpu, f"the CPUs are {{}} busy{busiest}"),
-        advice="find what the workers contend for (gpuwatch stacks): a lock, a shared file, a connection pool; give each worker its own. "
-        "More workers will not help",
+        advice="find what the workers contend for (gpuwatch stacks): a lock, a shared file, a connection pool; give each worker its own. More workers will not help",
     )
 
 
@@ -423,10 +406,7 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         if window.worker_place is not None and window.worker_place.has_most and title.endswith("proven"):
             title = f"loader workers are slow: most of a fetch is in {window.worker_place.function}"
         if blocked_evidence(window, thresholds, QUEUE, "workers idle", "their queue"):
-            advice = (
-                "send fewer and larger tensors, collate in the worker, and leave one core to the training thread: batches are ready, but "
-                "receiving them is slow"
-            )
+            advice = "send fewer and larger tensors, collate in the worker, and leave one core to the training thread: batches are ready, but receiving them is slow"
         elif mean < thresholds.worker_sleeping:
             more, gain = wait.more_workers("if the waits are independent of each other,")
             advice = f"find out what the workers wait for, storage, the network or a lock (gpuwatch stacks): they mostly sleep, so the CPU is not the limit{more}"
@@ -472,9 +452,8 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
         f"much of a training step is Python code outside of torch, most of it in {place}",
         lost,
         *measured("Python in the step", place.ratio, f"{{}} of the step is Python code in {place}"),
-        severity="critical" if lost >= thresholds.input_share_critical else "warning",
-        advice="make it cheaper, do it less often, or move it out of the training thread: into the loader's workers (augmentation), or "
-        "into separate processes (an environment)",
+        severity=thresholds.severity(lost),
+        advice="make it cheaper, do it less often, or move it out of the training thread: into the loader's workers (augmentation), or into separate processes (an environment)",
         predicted_speedup=speedup_without(lost),
     )
 
@@ -504,7 +483,7 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
             share,
             *measured("between passes", share, "{} of the time was spent between forward passes without gradients"),
             *place_evidence(window.gap_place, "it"),
-            severity="critical" if share >= thresholds.input_share_critical else "warning",
+            severity=thresholds.severity(share),
             advice="if that is an environment's step, run several environments in parallel, each in its own process, with one forward "
             "pass for all of them; otherwise make it cheaper, run it less often, or move it to other processes",
         )
@@ -529,6 +508,6 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
         wait.share,
         *measured("outside torch", wait.share, text),
         *place_evidence(place, "it"),
-        severity=wait.severity,
+        severity=thresholds.severity(wait.share),
         advice=advice,
     )

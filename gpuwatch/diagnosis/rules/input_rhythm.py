@@ -34,8 +34,7 @@ def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
         share,
         Evidence("autocorrelation", correlation, "", repeats),
         Evidence("in one step", inside, "ratio", slowest),
-        advice="first make the loader keep up on average (see the finding about it); "
-        f"prefetch_factor {prefetch} → {2 * prefetch} then evens out the bursts that remain",
+        advice=f"first make the loader keep up on average (see the finding about it); prefetch_factor {prefetch} → {2 * prefetch} then evens out the bursts that remain",
     )
 
 
@@ -87,7 +86,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     whole = sum(steps.data_wait_s) + sum(steps.transfer_s) + sum(steps.compute_s)
     share = lost / whole if whole > 0 else 0.0
     first = f"the first batch of a pass takes {duration(pause)}, later ones {duration(normal)} (medians)"
-    severity: Severity = "critical" if share >= thresholds.input_share_critical else "warning"
+    severity: Severity = thresholds.severity(share)
     title, who = "every pass over the loader begins with a pause", "a worker" if window.workers else "the dataset"
     advice = f"shorten what {who} does before its first item (opening files, shuffling an index, imports), or make passes longer"
     least_s, least = max(thresholds.first_batch_min_s, thresholds.first_batch_factor * normal), thresholds.input_share

@@ -44,8 +44,7 @@ def _bus_error(window: Window, death: WorkerDeath) -> tuple[str, str]:
     needed = max(queued, used or 0)
     if room and full and queued < _ROOMY * room:
         return title, (
-            f"docker run --shm-size={room * 2 // 2**20}m, twice its size: the loader's batches alone do not fill it; check what else "
-            "uses it (ls -lS /dev/shm, shared memory of the dataset)"
+            f"docker run --shm-size={room * 2 // 2**20}m, twice its size: the loader's batches alone do not fill it; check what else uses it (ls -lS /dev/shm, shared memory of the dataset)"
         )
     if room and not full and needed < _ROOMY * room:
         return "a loader worker was killed by a bus error although /dev/shm was not full", (
@@ -127,9 +126,8 @@ def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
 
 def _kill_evidence(oom: MemoryKills) -> list[Evidence]:
     text = f"the OOM killer killed {_processes(oom.kills)} {_WHERE[oom.where]} since the run's last message (oom_kill)"
-    share = ""
-    if oom.used_bytes is not None and oom.limit_bytes:
-        share = f", {percent(oom.used_bytes / oom.limit_bytes)} of the limit"
+    used, limit = oom.used_bytes, oom.limit_bytes
+    share = f", {percent(used / limit)} of the limit" if used is not None and limit else ""
     return [
         Evidence("oom kills", oom.kills, "", text),
         *sized("memory limit", oom.limit_bytes, "its cgroup is limited to {}"),
