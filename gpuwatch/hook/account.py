@@ -277,10 +277,8 @@ class Accounts:
         from gpuwatch.diagnosis.window import make_window
 
         states = {state: ns for state, ns in self.timeline.ledger.totals_ns.items() if ns}
-        if settled:
-            tail = self.provisional_ns(now_ns)
-        else:
-            tail = {UNKNOWN: now_ns - self.timeline.start_ns - sum(states.values())}
+        duration_ns = now_ns - self.timeline.start_ns
+        tail = self.provisional_ns(now_ns) if settled else {UNKNOWN: duration_ns - sum(states.values())}
         for state, ns in tail.items():
             states[state] = states.get(state, 0) + ns
         first = self.timeline.counts.slow_first
@@ -288,7 +286,7 @@ class Accounts:
         fetches, frames, empty = self.recorder.fetches, self.frames, self.recorder.fetches.empty_fetches
         places = {} if frames is None else {f"{name}_place": frames.most_frequent(of) for name, of in _PLACES.items()}
         window = make_window(
-            now_ns - self.timeline.start_ns,
+            duration_ns,
             states,
             self.totals(0, 0),
             timeline=self.which_clock,

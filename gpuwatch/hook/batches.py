@@ -26,19 +26,16 @@ _MAX_ITEMS = 10_000  # items of a batch that are visited: training waits meanwhi
 
 def sample_count(batch: Any) -> int:
     """Return the length of the batch's first tensor, -1 without one."""
-    path = _first_tensor(batch)
-    if path is None:
-        return UNKNOWN_SAMPLES
-    for key in path:
-        batch = batch[key]
-    return int(batch.shape[0])
+    found = _first_tensor(batch)
+    return UNKNOWN_SAMPLES if found is None else int(found[1].shape[0])
 
 
 def sample_counter(batch: Any) -> Callable[[Any], int] | None:
     """Return a faster `sample_count` for batches shaped like this one (0.3 for 1.5 µs a step); None: it has no tensor."""
-    path = _first_tensor(batch)
-    if path is None:
+    found = _first_tensor(batch)
+    if found is None:
         return None
+    path = found[0]
 
     def count(batch: Any) -> int:
         try:
@@ -52,10 +49,9 @@ def sample_counter(batch: Any) -> Callable[[Any], int] | None:
     return count
 
 
-def _first_tensor(batch: Any) -> tuple[Any, ...] | None:
-    """Return the keys that lead to the first item with a length, depth first; None where there is none."""
-
-    return next((path for path, _ in _walk(batch, lambda item: int(item.shape[0]))), None)
+def _first_tensor(batch: Any) -> tuple[tuple[Any, ...], Any] | None:
+    """Return the first item with a length, depth first, after the keys that lead to it; None where there is none."""
+    return next(_walk(batch, lambda item: int(item.shape[0])), None)
 
 
 def tensors(batch: Any) -> Iterator[Any]:
@@ -121,9 +117,7 @@ def loader_settings(loader: Any, iterator: Any, search: bool = True) -> Loader:
     `search` False: none is looked for inside.
     """
     batches = None
-    if (
-        getattr(loader, "_dataset_kind", None) == 0
-    ):  # of a sampler: any other length is the user's code, and may take long
+    if getattr(loader, "_dataset_kind", None) == 0:  # of a sampler: any other length is the user's code, maybe slow
         try:
             batches = len(loader)
         except Exception as error:

@@ -98,7 +98,7 @@ def _kubernetes_job(environ: Mapping[str, str], host: str, procfs: Path) -> str:
         job = host.removesuffix(f"-{index}") if _integer(environ, _WORLD_SIZE, 1) > 1 else host
     if not job or not environ.get("KUBERNETES_SERVICE_HOST"):
         return ""
-    namespace = environ.get("POD_NAMESPACE") or proc.optional(proc.text_of, procfs.parent / _NAMESPACE)
+    namespace = environ.get("POD_NAMESPACE") or proc.text_of(procfs.parent / _NAMESPACE)
     return f"{namespace.strip()}/{job}" if namespace else job
 
 
@@ -125,11 +125,8 @@ def _launched_run(environ: Mapping[str, str], host: str, procfs: Path, launcher:
 
 
 def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    for name in names:
-        value = environ.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return default
+    values = (environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdigit()), default)
 
 
 def _start_ticks(procfs: Path, process: str = "self") -> int:
@@ -274,6 +271,4 @@ def asynchronous_framework() -> str | None:
     if context is None or not getattr(context, "_initialized", True):
         return None
     devices = getattr(context, "_logical_devices", None)
-    if devices and all(device.device_type == "CPU" for device in devices):
-        return None
-    return "tensorflow"
+    return None if devices and all(device.device_type == "CPU" for device in devices) else "tensorflow"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from itertools import cycle
@@ -183,9 +184,7 @@ def time_accelerate_copies(patches: Patches, session: Callable[[], Session | Non
 
     def send(original: Any, *args: Any, **kwargs: Any) -> Any:
         current = session()
-        if current is None:
-            return original(*args, **kwargs)
-        with current.transfer:
+        with nullcontext() if current is None else current.transfer:
             return original(*args, **kwargs)
 
     patches.wrap(import_module("accelerate.data_loader"), "send_to_device", send)

@@ -336,18 +336,17 @@ class Loop(Generic[T]):
 
 
 def _with_tokens(
-    tokens: Count, samples: Count | None, recorder: Recorder, failed: Callable[[str, BaseException], None]
+    tokens: Count | None, samples: Count | None, recorder: Recorder, failed: Callable[[str, BaseException], None]
 ) -> Count:
     """Return a counter of samples that also logs the batch's tokens, so that a loop which counts none pays nothing."""
-    has_failed = False
 
     def count(batch: Any) -> int:
-        nonlocal has_failed
-        if not has_failed:
+        nonlocal tokens
+        if tokens is not None:
             try:
                 recorder.log.append((TOKENS, max(0, known_count(int(tokens(batch))))))
             except Exception as error:
-                has_failed = True
+                tokens = None
                 failed("counting a batch's tokens", error)
         return UNKNOWN_SAMPLES if samples is None else samples(batch)
 

@@ -51,9 +51,7 @@ _imported = threading.Event()  # they are all imported
 class Publisher:
     """Owns the accounts and the socket. One daemon thread of the process that made it does the work."""
 
-    def __init__(
-        self, recorder: Recorder, membership: Membership, facts: RunFacts, endpoint: str | None = None
-    ) -> None:
+    def __init__(self, recorder: Recorder, membership: Membership, facts: RunFacts, endpoint: str | None) -> None:
         self.accounts = Accounts(recorder)
         self._recorder = recorder
         self.membership = membership

@@ -578,8 +578,7 @@ class Recorder(_OfFastPath):
         timeline = self.timeline
         if timeline is not None:
             timeline.harvest(at_ns)
-            error = timeline.error
-            if error is not None:  # go on by the host's clock
+            if (error := timeline.error) is not None:  # go on by the host's clock
                 self.device_failed = True
                 self.release_device(None)
                 self.failed("measuring by events on the device", error)

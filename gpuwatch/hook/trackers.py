@@ -278,8 +278,7 @@ class LiveLog:
         if not trackers:
             if is_first_rank and self._auto and not self._failing:
                 logger.warning(
-                    "gpuwatch: log='auto' found no run of W&B, MLflow, TensorBoard, Trackio or Aim; start it before the "
-                    "loop, or pass it: log=run"
+                    "gpuwatch: log='auto' found no run of W&B, MLflow, TensorBoard, Trackio or Aim; start it before the loop, or pass it: log=run"
                 )
             return
         text = report.html_page()

@@ -34,9 +34,8 @@ class Evaluations:
         self._train = made(("train",), owner=modules)  # each part of a model is asked too
         enabled = operator.attrgetter("enable_grad")
         self._methods.append(TorchMethods(("__enter__", "__exit__"), make=self._counted, owner=enabled))
-        self.enabled = (
-            0  # how many contexts with gradients are entered: what goes on there may be a part of an evaluation
-        )
+        # How many contexts with gradients are entered: what goes on there may be a part of an evaluation.
+        self.enabled = 0
         self._places: dict[tuple[int, int], int] = {}  # where one may begin: steps that had trained by the last time
         self._until: object = None  # the model, or the context, that ends it
         self._owner: object = None  # the loop in whose step it is; None between two loops

@@ -18,9 +18,7 @@ def peak_bytes() -> dict[str, int]:
         found = [cuda.memory_stats(device) for device in range(cuda.device_count())]
     except Exception:  # an allocator that counts nothing
         return {}
-    peaks = [
-        {kind: of[f"{kind}_bytes.all.peak"] for kind in kinds} for of in found if f"{kinds[0]}_bytes.all.peak" in of
-    ]
+    peaks = [{kind: of[f"{kind}_bytes.all.peak"] for kind in kinds} for of in found if "reserved_bytes.all.peak" in of]
     return max(peaks, key=lambda of: of["reserved"], default={})
 
 

@@ -54,9 +54,8 @@ class OptimizerSteps:
         self._trains_in_mode = False  # whether a pass has begun with a module in training mode
         self._recorded = 0  # how much autograd had recorded before that step, where no optimizer of torch's is known
         self._records = False  # whether it has recorded anything in the first step of any pass
-        self._gradients: list[
-            tuple[Any, int]
-        ] = []  # references to some before that step, and how often each had changed
+        # References to some before that step, and how often each had changed.
+        self._gradients: list[tuple[Any, int]] = []
         self._next_call = GlobalHook(_BEFORE, partial(self.guarded, self._note_calls))
         self._awaited: list[Callable[[Any], None]] = []  # what is called then
         self._next_forward = GlobalHook(_BEFORE, partial(self.guarded, self._begin_forward))  # the next with gradients
@@ -159,9 +158,7 @@ class OptimizerSteps:
     def _some_gradients(self) -> list[Any]:
         """Return gradients of what each optimizer changes; None for a parameter without."""
         try:
-            trained = [
-                (p for group in of.param_groups for p in group["params"] if p.requires_grad) for of in self._trainers
-            ]
+            trained = [(p for g in of.param_groups for p in g["params"] if p.requires_grad) for of in self._trainers]
             return [each.grad for of_one in trained for each in islice(of_one, _PARAMETERS)]
         except Exception as error:  # an optimizer of the user's making
             pass_on(error)
@@ -373,10 +370,8 @@ class OptimizerSteps:
     def _begin_forward(self, module: Any, *_: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
         recorder = self._recorder
-        now, records = (
-            recorder.clock(),
-            sys.modules["torch"].is_grad_enabled(),
-        )  # first, as the hook's own time is no wait
+        now = recorder.clock()  # first, as the hook's own time is no wait
+        records = sys.modules["torch"].is_grad_enabled()
         is_usual = recorder.steady is self._owner and not recorder.batch_ready_ns and records and module.training
         if is_usual and recorder.thread == get_ident():
             recorder.bounded_computes(now)

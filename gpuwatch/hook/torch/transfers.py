@@ -47,9 +47,8 @@ class TransferWatch:
         recorder = self._recorder
         acts = self.methods.loops and recorder.doing() is IN_STEP and recorder.thread == get_ident()
         before_ns, begin = recorder.transfer_ns, recorder.clock()
-        result = torch.overrides.handle_torch_function(
-            lowest, (tensor, *args, *kwargs.values()), tensor, *args, **kwargs
-        )
+        relevant = tensor, *args, *kwargs.values()
+        result = torch.overrides.handle_torch_function(lowest, relevant, tensor, *args, **kwargs)
         if not acts or recorder.begin_ns > begin:
             return result
         try:
