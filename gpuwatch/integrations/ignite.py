@@ -7,6 +7,7 @@ A step is one iteration of that engine. Another engine that runs inside its run,
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -39,9 +40,7 @@ class GpuWatchHandler(FrameworkCallback):
 
     def attach(self, engine: Any) -> GpuWatchHandler:
         """Watch this engine's runs, until `detach`. No EXCEPTION handler is added: with one, Ignite swallows exceptions."""
-        self._attached.wrap(
-            engine, "run", lambda original, *args, **kwargs: self.measure(engine, original, *args, **kwargs)
-        )
+        self._attached.wrap(engine, "run", partial(self.measure, engine))
         events = _engine.Events
         for event, note in (
             (events.STARTED, lambda training: training.count_from(lambda: engine.state.iteration)),

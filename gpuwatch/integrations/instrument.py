@@ -15,12 +15,7 @@ from gpuwatch.hook.loader import LoaderAround, time_accelerate_copies
 from gpuwatch.hook.torch.install import PHASES
 from gpuwatch.hook.torch.patches import Patches, say_once
 from gpuwatch.hook.watch import open_session, records_here, watch
-from gpuwatch.integrations.training import (
-    is_watched_already,
-    open_watch_for_the_process,
-    training_threads,
-    trains_here,
-)
+from gpuwatch.integrations.training import is_watched_already, open_watch_for_the_process, training_threads, trains_here
 from gpuwatch.ledger.states import CHECKPOINT
 from gpuwatch.startup.instrumented import FRAMEWORKS
 

@@ -5,6 +5,7 @@ A step is one batch. Validation, the sanity check included, is `eval`; `trainer.
 """
 
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -88,10 +89,8 @@ def _follow_fetcher(training: Training, trainer: Any) -> None:
         return
 
     def start(original: Any, self: Any) -> Any:
-        if training.is_input():
-            with training.data:
-                return original(self)
-        return original(self)
+        with training.data if training.is_input() else nullcontext():
+            return original(self)
 
     training.patches.wrap(fetcher, "__next__", training.fetch)
     training.patches.wrap(fetcher, "__iter__", start)

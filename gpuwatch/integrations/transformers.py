@@ -97,15 +97,13 @@ def _follow(training: Training, trainer: Any) -> None:
     # TRL's trainers generate in theirs; the copies of their tensors are seen all the same.
     if type(trainer)._prepare_inputs is _Trainer._prepare_inputs:
         patches.wrap(trainer, "_prepare_inputs", training.copy)
-    for method, phase in (
-        ("evaluate", "eval"),
-        ("predict", "eval"),
-        ("_save_checkpoint", "checkpoint"),
-        ("save_model", "checkpoint"),
-        ("_load_from_checkpoint", "checkpoint_load"),
-        ("_load_optimizer_and_scheduler", "checkpoint_load"),
+    for phase, *methods in (
+        ("eval", "evaluate", "predict"),
+        ("checkpoint", "_save_checkpoint", "save_model"),
+        ("checkpoint_load", "_load_from_checkpoint", "_load_optimizer_and_scheduler"),
     ):
-        training.wrap_phase(trainer, method, phase)
+        for method in methods:
+            training.wrap_phase(trainer, method, phase)
     if hasattr(trainer, "_generate_and_score_completions"):  # TRL's GRPO, RLOO and distillation
         training.wrap_phase(trainer, "_generate_and_score_completions", "rollout")
     if find_spec("accelerate") is not None:  # an old transformers does without it
