@@ -301,9 +301,8 @@ class ThreadTime:
 
     def close(self) -> None:
         file, self._file = self._file, -1
-        if file >= 0:
-            with contextlib.suppress(OSError):
-                os.close(file)
+        with contextlib.suppress(OSError):  # none was open
+            os.close(file)
 
     __del__ = close
 

@@ -31,18 +31,18 @@ class Exposed(msgspec.Struct, frozen=True, gc=False):
         """Return this piece of a step and a later one together."""
         return Exposed(
             self.input_wait_ns + other.input_wait_ns,
-            _sum_of_known(self.host_wait_ns, other.host_wait_ns),
+            sum_of_known(self.host_wait_ns, other.host_wait_ns),
             self.transfer_ns + other.transfer_ns,
             self.compute_ns + other.compute_ns,
             other.drained,
             other.kept_up,
             self.read_back or other.read_back,
             self.measured and other.measured,
-            _sum_of_known(self.comm_wait_ns, other.comm_wait_ns),
+            sum_of_known(self.comm_wait_ns, other.comm_wait_ns),
         )
 
 
-def _sum_of_known(*parts_ns: int | None) -> int | None:
+def sum_of_known(*parts_ns: int | None) -> int | None:
     """Return the sum of those that are not None; None where all are."""
     known = [ns for ns in parts_ns if ns is not None]
     return sum(known) if known else None

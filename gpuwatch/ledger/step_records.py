@@ -37,14 +37,11 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
 
     def states_ns(self) -> dict[str, int]:
         """Return its time by state, by the device's timeline where that measured it."""
-        exposed, comm_ns = self.exposed, self.comm_wait_ns or 0
-        if exposed is None:
-            parts = {INPUT_WAIT: self.data_wait_ns, TRANSFER: self.transfer_ns, COMPUTE: self.compute_ns - comm_ns}
-        else:
-            compute_ns, host_ns = exposed.compute_ns - comm_ns, exposed.host_wait_ns or 0
-            parts = {INPUT_WAIT: exposed.input_wait_ns, TRANSFER: exposed.transfer_ns, COMPUTE: compute_ns}
-            parts[HOST_WAIT] = host_ns
-        return {**parts, COMM_WAIT: comm_ns}
+        of, comm_ns = self.exposed or self, self.comm_wait_ns or 0
+        parts = {TRANSFER: of.transfer_ns, COMPUTE: of.compute_ns - comm_ns, COMM_WAIT: comm_ns}
+        if self.exposed is None:
+            return {INPUT_WAIT: self.data_wait_ns, **parts}
+        return {INPUT_WAIT: self.exposed.input_wait_ns, **parts, HOST_WAIT: self.exposed.host_wait_ns or 0}
 
 
 class Carry(msgspec.Struct):

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from gpuwatch.ledger import states
-from gpuwatch.ledger.device_booking import DeviceBooking
+from gpuwatch.ledger.device_booking import DeviceBooking, sum_of_known
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SECTION, SPAN, STEP, TOKENS, UNVERIFIED
 from gpuwatch.ledger.step_records import Carry, StepCounts, StepRecord
 
@@ -252,8 +252,7 @@ class Timeline:
             where = begin, end, data, self._between_state
             device = self._on_device
             exposed = device.estimate(*where) if times is None else device.book(*where, times, kind == STEP)
-            if exposed.comm_wait_ns is not None:
-                carry.comm_wait_ns = (carry.comm_wait_ns or 0) + exposed.comm_wait_ns
+            carry.comm_wait_ns = sum_of_known(carry.comm_wait_ns, exposed.comm_wait_ns)
             carry.exposed = exposed if carry.exposed is None else carry.exposed.plus(exposed)
         else:
             ledger.book(self._between_state, begin)

@@ -288,8 +288,7 @@ def _check_version(frame: bytes) -> None:
         return
     if version != PROTOCOL_VERSION:
         raise ProtocolError(
-            f"message of protocol version {version}; this agent speaks {PROTOCOL_VERSION}: "
-            "install the same gpuwatch-training version in the training environment and for the agent",
+            f"message of protocol version {version}; this agent speaks {PROTOCOL_VERSION}: install the same gpuwatch-training version in the training environment and for the agent",
             "version",
         )
 

@@ -1,5 +1,6 @@
 """The socket's address: where the hook looks for an agent, and where the agent listens; and the tokens that open it."""
 
+import errno
 import ipaddress
 import os
 import socket
@@ -24,15 +25,10 @@ def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
 
 def is_listened_to(path: Path) -> bool:
     """Return whether a process listens on a Unix socket: an agent that was killed leaves its file behind."""
-    with socket.socket(socket.AF_UNIX) as probe:
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
         probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:  # its queue is full: busy, not gone
-            return True
-        except OSError:
-            return False
-    return True
+        return probe.connect_ex(str(path)) in (0, errno.EAGAIN)  # the second: its queue is full, it is not gone
+    return False
 
 
 def _sockets(paths: Iterable[Path]) -> Iterator[Path]:
