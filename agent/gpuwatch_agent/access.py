@@ -122,12 +122,10 @@ def _warn_of_others(secret: Path) -> None:
 
 
 class Access:
-    """Decides about each request: TLS and passwords for every path, a token for the API, on loopback only this host's own names.
-
-    Raises: ConfigError; MissingExtra.
-    """
+    """Decides about each request: TLS and passwords for every path, a token for the API, on loopback only this host's own names."""
 
     def __init__(self, settings: AgentSettings, listening: socket.socket) -> None:
+        """Raises: ConfigError; MissingExtra."""
         self._path = Path(settings.web_config) if settings.web_config else None
         self._token_file = settings.api_token_file
         self._on_loopback = is_loopback(listening.getsockname()[0])

@@ -1,12 +1,12 @@
 """Threads of the agent: work in the background, and calls that may hang (a driver, a disk) with a deadline."""
 
 import queue
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent import futures
 from contextlib import suppress
+from threading import Event, Thread
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -17,8 +17,8 @@ class Background:
 
     def __init__(self, name: str, end_s: float) -> None:
         """`end_s`: for so long `stop` waits for the work in progress."""
-        self._stop, self._end_s = threading.Event(), end_s
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._stop, self._end_s = Event(), end_s
+        self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -43,15 +43,12 @@ class DeadlineThread:
         self._what = what
         self._deadline_s = deadline_s
         self._calls: queue.SimpleQueue[tuple[futures.Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self.pending: futures.Future[Any] | None = None  # a call whose result was not taken yet
         self._begin_s = 0.0
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns, or raise what it raises.
-
-        Raises: TimeoutError if it does not return before the deadline, and at once while an earlier call is overdue.
-        """
+        """Return what `function` returns. Raises: what it raises; TimeoutError past the deadline, and at once while an earlier call is overdue."""
         if self.pending is not None and not self.pending.done():
             raise self._late()
         self.pending = None
@@ -78,9 +75,7 @@ class DeadlineThread:
 
     def _begin(self, function: Callable[[], Any]) -> futures.Future[Any]:
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=_run, args=(self._calls,), name=f"gpuwatch-{self._what}", daemon=True
-            )
+            self._thread = Thread(target=_run, args=(self._calls,), name=f"gpuwatch-{self._what}", daemon=True)
             self._thread.start()
             weakref.finalize(self, self._calls.put, None).atexit = False
         self._begin_s = time.monotonic()

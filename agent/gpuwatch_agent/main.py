@@ -33,10 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_agent(config: Config) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written; MissingExtra.
-    """
+    """Serve until SIGINT or SIGTERM. Raises: ConfigError for a port, a socket or a history that cannot be used; MissingExtra."""
     own = config.agent
     _bound_connections()
     with contextlib.ExitStack() as stack:

@@ -213,8 +213,7 @@ class Sampler(Background):
     def _runs_by_pid(self, runs: Sequence[Run]) -> dict[int, Run]:
         found = {}
         for run in runs:
-            pid = self._table.host_pid(run.live_hello)
-            if pid is not None:
+            if (pid := self._table.host_pid(run.live_hello)) is not None:
                 found[pid] = run
                 run.owner = self._table.owner(pid)
                 run.user = run.owner.user

@@ -34,10 +34,8 @@ class Collector(NamedTuple):
 
 def build(roots: Roots, gpus: DriverCollector) -> list[Collector]:
     """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
-    collects = (
-        (each, each(roots).collect if isinstance(each, type) else partial(each, roots)) for each in node.COLLECTORS
-    )
-    return [*(Collector(name_of(each), collect) for each, collect in collects), Collector("gpu", gpus.collect)]
+    made = ((of, of(roots).collect if isinstance(of, type) else partial(of, roots)) for of in node.COLLECTORS)
+    return [*(Collector(name_of(of), collect) for of, collect in made), Collector("gpu", gpus.collect)]
 
 
 def name_of(collector: Callable[..., object]) -> str:
@@ -78,16 +76,13 @@ class CollectorRunner:
             success, message = None, str(reason)
         except Exception as error:
             success, message = False, f"{type(error).__name__}: {error}"
-        self._log(collector.name, success, message)
-        return api.Collector(collector.name, success, message, time.perf_counter() - begin)
-
-    def _log(self, name: str, success: bool | None, message: str | None) -> None:
-        if self._last_message.get(name) == message:
-            return
-        self._last_message[name] = message
-        if message is None:
-            logger.info("collector %s works again", name)
-        elif success is None:
-            logger.info("collector %s: nothing to measure here: %s", name, message)
-        else:
-            logger.warning("collector %s failed: %s", name, message)
+        outcome = api.Collector(collector.name, success, message, time.perf_counter() - begin)
+        if self._last_message.get(collector.name) != message:
+            self._last_message[collector.name] = message
+            if message is None:
+                logger.info("collector %s works again", collector.name)
+            elif success is None:
+                logger.info("collector %s: nothing to measure here: %s", collector.name, message)
+            else:
+                logger.warning("collector %s failed: %s", collector.name, message)
+        return outcome

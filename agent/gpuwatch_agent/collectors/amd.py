@@ -16,7 +16,6 @@ from gpuwatch.errors import NoData
 from gpuwatch_agent.collectors.drivers import TIMING, DriverCollector, Fate, GpuDevice, Timing, Value, values
 
 _MIB = float(1 << 20)
-_MHZ = 1e6
 Smi = Any
 Handle = Any
 
@@ -64,7 +63,7 @@ def temperature(smi: Smi, handle: Handle) -> list[Value]:
 
 
 def clocks(smi: Smi, handle: Handle) -> list[Value]:
-    return values(sm_clock_hertz=_scaled(smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX).get("clk"), _MHZ))
+    return values(sm_clock_hertz=_scaled(smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX).get("clk"), 1e6))
 
 
 def ecc_errors(smi: Smi, handle: Handle) -> list[Value]:

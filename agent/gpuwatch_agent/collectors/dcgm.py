@@ -47,8 +47,7 @@ class DcgmGpu:
         found = _in_our_units(have, _FIELDS["gpu"])
         if "DCGM_FI_DEV_FB_TOTAL" not in have and {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"} <= have.keys():
             found += values(memory_total_bytes=sum(have.get(name, 0.0) for name in _MEMORY_PARTS) * _MIB)
-        reasons = next((have[name] for name in _REASONS if name in have), None)
-        if reasons is not None:
+        if (reasons := next((have[name] for name in _REASONS if name in have), None)) is not None:
             found += throttle_values(int(reasons))
         return found + values(last_xid=have.get("DCGM_FI_DEV_XID_ERRORS") or None)  # 0 before the first
 

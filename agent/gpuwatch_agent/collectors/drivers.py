@@ -143,9 +143,7 @@ class Tier:
 
     def is_due(self) -> bool:
         """Return whether there is something to read, or to take of an earlier round."""
-        return self.thread.pending is not None or any(
-            reading.is_due(self._clock()) for reading in self._readings.values()
-        )
+        return self.thread.pending is not None or any(each.is_due(self._clock()) for each in self._readings.values())
 
     def round(self, gpus: Sequence[GpuDevice]) -> tuple[dict[str, Exception], bool]:
         """Read what is due of every GPU; return the errors of those that are lost, by UUID, and whether no answer was doubtful."""
@@ -211,8 +209,7 @@ class DriverCollector:
         self.timing, self.clock = timing, timing.clock
         self.fast = Tier(self, fast, _FAST_EVERY_S)
         self.slow = Tier(self, {**slow, PROCESSES: self._count_processes}, _SLOW_EVERY_S)
-        self._driver = threading.Lock()
-        """Held during a round of the slow tier, in which the library must not be restarted."""
+        self._driver = threading.Lock()  # held during a round of the slow tier: the library must not be restarted in it
         # written by the library's thread; replaced whole, never changed
         self._gpus: tuple[GpuDevice, ...] = ()
         self._instances: dict[str, tuple[float, list[GpuDevice]]] = {}

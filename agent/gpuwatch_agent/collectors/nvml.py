@@ -279,10 +279,7 @@ class Gpm:
         """By UUID: two alternating samples, the older one and the one to be written next; whether the older one is filled."""
 
     def read(self, gpu: GpuDevice) -> list[Value]:
-        """Return the metrics of a GPU or MIG instance since the last tick that the driver has; none in the first one.
-
-        Raises: NVMLError.
-        """
+        """Return the metrics of a GPU or MIG instance since the last tick that the driver has; none in the first one. Raises: NVMLError."""
         uuid, handle = gpu.uuid, gpu.handle if gpu.parent is None else gpu.parent
         if uuid not in self._supported:
             self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)

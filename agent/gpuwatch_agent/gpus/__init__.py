@@ -131,8 +131,7 @@ class RunsOnGpu:
     def resume_awaited(self, running: Sequence[Run]) -> bool:
         """Follow those awaited runs that hold the GPU now; return whether there is one."""
         for run in running:
-            owner = self._awaited.get(run.key)
-            if owner is not None:
+            if (owner := self._awaited.get(run.key)) is not None:
                 self._followed[run.key] = _Followed(run, self._head(run, owner))
         self._awaited = {}
         return bool(self._followed)
@@ -256,8 +255,7 @@ class GpuAccount:
                 self.ledger.book(st.UNKNOWN, now_ns)
         if running and not self.following:
             self._open(running)
-        booked = self.following.advance(running, self._renamed(reading, running, now_ns))
-        if booked:
+        if booked := self.following.advance(running, self._renamed(reading, running, now_ns)):
             self.state = max(booked, key=lambda state: booked[state])
         if not self.following:
             self._book_without_hook(reading, now_ns, missed)

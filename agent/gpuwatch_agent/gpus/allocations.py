@@ -159,8 +159,7 @@ class AllocationWatch:
         now_s = self._clock()
         if now_s >= self._due_s:
             try:
-                answer = self._thread.offer(self._ask, wait_s)
-                if answer is not None:
+                if (answer := self._thread.offer(self._ask, wait_s)) is not None:
                     self._due_s, self._taken = now_s + INTERVAL_S, (now_s, answer)
             except Exception as error:  # whatever is wrong with it, the GPUs' ledgers go on
                 self._due_s = now_s + INTERVAL_S
@@ -264,8 +263,7 @@ def _receive(connection: socket.socket, count: int, end_s: float) -> bytes:
         if (left_s := end_s - time.monotonic()) <= 0:  # it may send for ever
             raise TimeoutError("the kubelet's answer does not end")
         connection.settimeout(left_s)
-        more = connection.recv(count - len(found))
-        if not more:
+        if not (more := connection.recv(count - len(found))):
             raise OSError("the kubelet closed the connection")
         found += more
     return bytes(found)

@@ -128,8 +128,7 @@ def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: Dr
             held.setdefault(run.key, {})[account.uuid] = names.get(account.uuid, "")
             run.owner = completed(run.owner, account.allocated)
     for run in runs:
-        now = held.get(run.key)
-        if now is not None and now != run.gpus:
+        if (now := held.get(run.key)) is not None and now != run.gpus:
             run.gpus, run.changed = now, True
 
 

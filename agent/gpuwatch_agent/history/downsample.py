@@ -145,8 +145,7 @@ def downsample_steps(connection: sqlite3.Connection, before_ms: int) -> int | No
     batches, bad = [], 0
     for row in connection.execute(query, span).fetchall():
         try:
-            batch = Batch.of_row(*row)
-            if len(batch):
+            if len(batch := Batch.of_row(*row)):
                 msgspec.msgpack.encode(sums([batch], 0))
                 batches.append(batch)
         except _UNREADABLE:

@@ -65,8 +65,7 @@ def set_aside(path: Path, reason: object) -> None:
     aside = path.with_name(f"{path.name}.damaged-{time.time():.0f}")
     logger.warning("history %s cannot be used (%s): renamed to %s, a new one is created", path, reason, aside.name)
     for suffix in ("", "-wal", "-shm"):
-        part = path.with_name(path.name + suffix)
-        if part.exists():
+        if (part := path.with_name(path.name + suffix)).exists():
             part.rename(aside.with_name(aside.name + suffix))
 
 

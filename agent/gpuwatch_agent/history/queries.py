@@ -121,8 +121,7 @@ def _span(query: Query, default_s: float) -> tuple[float, float]:
 
 def number(query: Query, name: str, default: float) -> float:
     """Return a number, removed from the query. Raises: BadRequest."""
-    text = query.pop(name, None)
-    if text is None:
+    if (text := query.pop(name, None)) is None:
         return default
     try:
         number = float(text)

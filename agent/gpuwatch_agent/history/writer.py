@@ -78,8 +78,7 @@ class HistoryWriter:
             try:
                 tick = self.waiting[0][0]
                 self._unwritten.update(tick.runs)
-                written = self._history.commit(tick._replace(runs=self._unwritten))
-                if written:
+                if written := self._history.commit(tick._replace(runs=self._unwritten)):
                     self._unwritten = {}
             finally:
                 self.waiting.popleft()

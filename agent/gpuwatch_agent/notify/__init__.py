@@ -153,8 +153,7 @@ class Notifier(Background):
     def _write(self, title: str, body: str, urgent: bool, now_s: float) -> None:
         letters = self._state.letters
         letters += [Letter(target, title, body, urgent, now_s, now_s) for target in self._senders]
-        too_many = len(letters) - MAX_WAITING
-        if too_many > 0:
+        if (too_many := len(letters) - MAX_WAITING) > 0:
             del letters[:too_many]
             self._state.dropped += too_many
             logger.error("the queue of %d notifications is full: the %d oldest are dropped", MAX_WAITING, too_many)

@@ -91,9 +91,7 @@ class ProcessTable:
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
         self._user = cache(user_name)
         self._owner = cache(lambda pid, uid, start_ticks: read_owner(procfs / str(pid), self._user(uid)))
-        self.groups = cache(
-            lambda controller, pid, root=True: tuple(cgroup.folders(controller, procfs, sysfs, pid, root))
-        )
+        self.groups = cache(lambda kind, pid, root=True: tuple(cgroup.folders(kind, procfs, sysfs, pid, root)))
         """Returns the folders of a process's control groups by controller and pid, as they were within the last thirty ticks."""
         self._good_for_ticks: dict[Any, int] = {
             **dict.fromkeys((self._find, self.stat, self.owner, self._quota, self._room), 1),

@@ -85,8 +85,7 @@ def allowed(environ: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in environ.split(b"\0"):
         name, _, value = entry.partition(b"=")
-        text = name.decode("ascii", "replace")
-        if text in _NAMES and value:
+        if (text := name.decode("ascii", "replace")) in _NAMES and value:
             found[text] = printable(value.decode("utf-8", "replace")[:_MOST_TEXT])
     return found
 

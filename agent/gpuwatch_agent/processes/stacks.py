@@ -80,9 +80,7 @@ class StackWatch:
         self._seen: list[tuple[_Capture, Stacks | None]] = []  # recent results; None where a capture failed
         self._warn = cache(partial(logger.warning, "%s"))  # each message once
 
-    def tick(
-        self, runs: Sequence[Run], tracker: FindingTracker, table: ProcessTable, now_ns: int, now_s: float
-    ) -> None:
+    def tick(self, runs: list[Run], tracker: FindingTracker, table: ProcessTable, now_ns: int, now_s: float) -> None:
         """Assign finished captures to findings, and start the next one if a finding needs it."""
         self._collect(tracker, now_ns)
         if not self._settings.automatic or self._running is not None:
@@ -115,8 +113,7 @@ class StackWatch:
     def _targets(self, ranks: Sequence[Run], cause: str, table: ProcessTable, now_s: float) -> tuple[Target, ...]:
         found = []
         for rank in sorted(ranks, key=lambda rank: rank.rank)[:_MOST_RANKS]:
-            pid = table.host_pid(rank.live_hello)
-            if pid is not None and table.is_of_user(pid, rank.uid):
+            if (pid := table.host_pid(rank.live_hello)) is not None and table.is_of_user(pid, rank.uid):
                 file = f"{int(now_s)}-{file_name(rank.run)}-rank{rank.rank}-{cause}{_SUFFIX}"
                 found.append(Target(rank.rank, pid, self._folder / file))
         return tuple(found)

@@ -145,8 +145,7 @@ def group_samples(runs: Sequence[Run], table: ProcessTable) -> Iterator[Sample]:
     """Yield the series of every control group that a run lives in."""
     seen: set[tuple[str, tuple[Path, ...]]] = set()
     for run in sorted(runs, key=lambda run: (run.run, run.rank)):
-        pid = table.host_pid(run.live_hello)
-        if pid is None:
+        if (pid := table.host_pid(run.live_hello)) is None:
             continue
         memory, unified = (table.groups(controller, pid, root=False) for controller in ("memory", ""))
         key = (run.run, (*memory[:1], *unified[:1]))
@@ -175,8 +174,7 @@ _MOST_SAMPLES = 30
 class _Group:
     """The memory of a process's control group, and of those around it."""
 
-    kills: Mapping[Path, int] = field(default_factory=dict)
-    """By folder of a group that counts them, the innermost first."""
+    kills: Mapping[Path, int] = field(default_factory=dict)  # by folder of a group that counts them, innermost first
     own: Path | None = None
     job: Path | None = None  # that of the whole job or pod
     room: cgroup.MemoryRoom | None = None
@@ -254,8 +252,7 @@ class OomWatch:
     def _kills_since(self, before: _Sample) -> tuple[_Where, int]:
         """Return (whose count was read, by how much it grew): of the innermost group that still has one, else of the node."""
         for folder, count in before.group.kills.items():
-            now = cgroup.kills_in(folder)
-            if now is not None:
+            if (now := cgroup.kills_in(folder)) is not None:
                 return ("group" if folder == before.group.own else "around"), now - count
         now = proc.oom_kills_on_node(self._table.procfs)
         return "node", 0 if now is None or before.on_node is None else now - before.on_node

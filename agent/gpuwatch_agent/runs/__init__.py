@@ -81,8 +81,7 @@ class Run(msgspec.Struct, eq=False):
     conclusion: Conclusion | None = None  # by its only process, at its end
     counted: Counted = msgspec.field(default_factory=Counted)  # its job's counters
 
-    trace: Trace = msgspec.field(default_factory=Trace)
-    """Where in time the ledger's states lay, since this agent started."""
+    trace: Trace = msgspec.field(default_factory=Trace)  # where in time the states lay, since this agent started
     process_start_ns: int = 0  # start of the process that sent last
     activity: str = "startup"
     fetch_cpu_ratio: float | None = None
@@ -96,8 +95,7 @@ class Run(msgspec.Struct, eq=False):
     seconds: list[tuple[int, dict[str, int], wire.Counters]] = []
     """(when, time by state, counters) of every second of the last minute."""
     changed: bool = True
-    job: JobFacts | None = None
-    """What the ledger of its job says of interruptions and checkpoints; None: it has no job."""
+    job: JobFacts | None = None  # what the ledger of its job says of interruptions and checkpoints; None: it has no job
     added: list[wire.Counters | None] = []  # what was summed last in `counts`
     sum_of_added: wire.Counters = msgspec.field(default_factory=wire.Counters)
     kept_bytes: int = 0  # what is kept and served of it takes about so much, as it was last weighed
@@ -300,8 +298,7 @@ class Run(msgspec.Struct, eq=False):
             return False
         self.lost += message.first_step - sender.next_step
         sender.next_step = message.first_step + count
-        steps = read_columns(message.columns, sender.offset_ns)
-        if steps:
+        if steps := read_columns(message.columns, sender.offset_ns):
             self.parts.append(steps)
             if sum(map(len, self.parts)) > 2 * self.kept[1]:  # they have not been read for long
                 self.parts = [self.steps]
@@ -352,8 +349,7 @@ class RunRegistry:
         self.kept_apart = 0  # processes that sent for a run and rank while another process of these was alive
         self._alive, self._is_peer = alive, is_peer
         self._banned: dict[RunKey, float] = {}
-        self._apart: dict[str, RunKey] = {}
-        """By sender: the key of its run, where that is not the one that it gives."""
+        self._apart: dict[str, RunKey] = {}  # by sender: the key of its run, where that is not the one that it gives
         self._last_tick_ns: int | None = None
 
     def apply(self, message: wire.Message, now_ns: int, now_s: float, peer: Peer | None = None) -> Run | None:

@@ -155,10 +155,7 @@ class Counted(msgspec.Struct):
         """Return a job as it is counted. No counter falls: while one is too high, because attempts overlap, those that grow get less."""
         self.job, self.end_s = msgspec.structs.replace(job, findings=(), runs=()), max(self.end_s, end_s)
         self.attempts = max(self.attempts, min(job.attempts, job.interruptions + 1))
-        found = {
-            state: job.states.get(state, 0.0) + job.lost.get(state, 0.0)
-            for state in {*job.states, *job.lost} - {"lost"}
-        }
+        found = {key: job.states.get(key, 0.0) + job.lost.get(key, 0.0) for key in {*job.states, *job.lost} - {"lost"}}
         ahead = {state: s - before_s for state, s in found.items() if s > (before_s := self.seconds.get(state, 0.0))}
         share = max(0.0, sum(found.values()) - sum(self.seconds.values())) / max(1e-9, sum(ahead.values()))
         self.seconds |= {state: self.seconds.get(state, 0.0) + s * min(1.0, share) for state, s in ahead.items()}

@@ -34,7 +34,7 @@ class ActiveFinding:
 
 def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live: Any) -> api.Run:
     """Return a run's entry of /api/v1/runs. `watermark_s` and `live` of a live one; else it is one that the history keeps."""
-    hello, counts, gpus = run.hello, run.counts, tuple(run.gpus.values())
+    hello, counts, gpus, joules = run.hello, run.counts, tuple(run.gpus.values()), dict(run.energy_joules)
     states_s = {state: ns / 1e9 for state, ns in run.ledger.totals_ns.items() if ns} if run.ledger is not None else {}
     share = max(0.0, 1 - run.lent_s / max(1e-9, sum(states_s.values()) * len(gpus)))
     about: dict[str, Any] = {"name": run.run, "timeline": "host"} | {name: getattr(run, name) for name in _OF_RUN}
@@ -54,15 +54,13 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
         states=states_s,
         phases={name: ns / 1e9 for name, ns in counts.declared_ns.items()},
         breakdown={name: ns / 1e9 for name, ns in counts.breakdown_ns.items()},
-        energy_joules=dict(run.energy_joules),
+        energy_joules=joules,
         attempts=run.job.attempts if run.job is not None else 1,
         goodput_ratio=run.job.goodput_ratio if run.job is not None else None,
         goodput_is_exact=run.job is None or run.job.attempts == 1 or run.job.repeated_s is not None,
         gpus=gpus,
         gpu_share=share,
-        cost=cost_of(
-            states_s, prices.hourly(gpus, share), prices.currency, sum(run.energy_joules.values()), prices.kwh
-        ),
+        cost=cost_of(states_s, prices.hourly(gpus, share), prices.currency, sum(joules.values()), prices.kwh),
     )
 
 

@@ -107,8 +107,7 @@ def _stalled_s(run: Run, now_ns: int) -> float | None:
         last_ns = now_ns - int((run.last_message_s - run.last_step_s) * 1e9)
     if last_ns is None or now_ns - last_ns < STALL_FLOOR_NS:
         return None
-    stalled_ns = run.recent()[1].get("stalled", 0)
-    return (now_ns - last_ns) / 1e9 if stalled_ns > 0 else None
+    return (now_ns - last_ns) / 1e9 if run.recent()[1].get("stalled", 0) > 0 else None
 
 
 def host_facts(node: RecentSamples) -> HostFacts:
