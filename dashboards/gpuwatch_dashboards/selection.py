@@ -23,8 +23,7 @@ CLEARLY = 0.05  # a rank is marked as the worst when it loses so much more of it
 LEAST_SPACING_S = 2.0  # closer than this a line shows the rhythm of messages and not that of training
 
 
-Stretch = tuple[float, float] | None
-"""A stretch of time that the reader has chosen, in Unix seconds; None: none."""
+Stretch = tuple[float, float] | None  # a stretch of time that the reader has chosen, in Unix seconds; None: none
 
 
 def stretch_of(params: Mapping[str, str]) -> Stretch:

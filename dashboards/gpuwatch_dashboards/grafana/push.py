@@ -48,9 +48,8 @@ def connect(url: str, token: str, ca: Path | None = None, insecure: bool = False
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--url {url}: give Grafana's address, e.g. https://grafana.example.com or http://HOST:3000")
     if not token:
-        raise ConfigError(
-            f"no token: give --token, or set GRAFANA_TOKEN to the token of a service account with {PERMISSIONS}"
-        )
+        remedy = f"give --token, or set GRAFANA_TOKEN to the token of a service account with {PERMISSIONS}"
+        raise ConfigError(f"no token: {remedy}")
     if ca is not None and not ca.is_file():
         raise ConfigError(f"--ca {ca}: no such file; give the certificate, in PEM, of Grafana's certificate authority")
     # the client appends "api" to the path without a slash
@@ -135,9 +134,8 @@ def push_dashboard(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder:
     if existing is not None:
         meta = existing["meta"]
         if meta.get("provisioned"):
-            raise GrafanaError(
-                f"{what}: Grafana at {url} reads it from files (provisioning): change those, or end the provisioning"
-            )
+            remedy = "change those, or end the provisioning"
+            raise GrafanaError(f"{what}: Grafana at {url} reads it from files (provisioning): {remedy}")
         with explained(url, f"read the versions of the {what}"):
             answer = api.dashboard_versions.get_dashboard_versions_by_uid(uid)
         versions = answer["versions"] if isinstance(answer, dict) else answer  # a list before Grafana 11

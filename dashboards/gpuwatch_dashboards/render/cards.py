@@ -132,9 +132,8 @@ def _colour(panel: Panel, value: float | None) -> str:
 
 def verdict(run: Run) -> Markup:
     """Return the head of the page Live: who the run is, what is wrong in one sentence, and its key numbers."""
-    return PAGES.verdict(
-        run, max(run.findings or concluded(run), key=lambda f: f.predicted_speedup or 1.0, default=None)
-    )
+    costliest = max(run.findings or concluded(run), key=lambda f: f.predicted_speedup or 1.0, default=None)
+    return PAGES.verdict(run, costliest)
 
 
 def findings(found: Sequence[Finding], now_s: float, live: bool) -> Markup:
@@ -168,8 +167,7 @@ def run_table(runs: Sequence[Run], shown: Run) -> Markup:
 def rank_table(ranks: Sequence[Run], shown: Run) -> Markup:
     """Return a run's ranks, the worst one marked; empty for a run of one rank."""
     quickest_s = min((r.recent.step_s_p50 for r in ranks if r.recent and r.recent.step_s_p50), default=None)
-    worst = worst_of(ranks)
-    return PAGES.ranks(ranks, shown, worst, quickest_s) if len(ranks) > 1 else Markup()
+    return PAGES.ranks(ranks, shown, worst_of(ranks), quickest_s) if len(ranks) > 1 else Markup()
 
 
 def gpu_table(gpus: Sequence[Gpu], states: Sequence[Series], runs: Sequence[Run]) -> Markup:

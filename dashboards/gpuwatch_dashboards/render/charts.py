@@ -23,8 +23,7 @@ LEAST_SHARE = 0.0005  # what never reaches this is not drawn: it would be a name
 DIGITS = 5  # of a chart's top: more cannot be seen
 LEAST_TOP_RATIO = 0.1  # an axis of a share never ends below this: a tenth of a per cent must not look like a mountain
 _FIXED = table("gpuwatch_dashboards.render", "options.yml")
-GRID: Option = _FIXED["grid"]
-"""The same for all, so that charts below each other have their moments below each other."""
+GRID: Option = _FIXED["grid"]  # the same for all, so that charts below each other have their moments below each other
 PICKS = 60  # a click on a chart finds the nearest of so many moments
 MARKED_STATES = ("startup", "compile", "eval", "checkpoint", "stalled", "unknown")
 MOST_EPOCH_MARKS, MOST_BANDS = 60, 200

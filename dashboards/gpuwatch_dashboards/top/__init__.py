@@ -26,11 +26,7 @@ SHOWN = (
 """Panels that are read for the other pages than the one with every panel."""
 _STEPS, _PHASES = "gpuwatch_steps_total", "gpuwatch_step_phase_seconds_total"
 OWN_QUERIES: dict[str, dict[str, Query]] = {
-    "run": {
-        "step": Query(_PHASES, over=Query(_STEPS)),
-        "steps": Query(_STEPS),
-        "phases": Query(_PHASES, by=("phase",)),
-    },
+    "run": {"step": Query(_PHASES, over=Query(_STEPS)), "steps": Query(_STEPS), "phases": Query(_PHASES, ("phase",))},
     "gpu": {"gpu states": GPU_STATES},
 }
 """What no panel asks, by group."""
@@ -104,10 +100,7 @@ class Reader:
         self._series = Sampled()
 
     def read(self, wanted: str | None = None, panels: bool = False) -> Facts:
-        """Return the facts, in detail of `wanted` (a run's key), else of the newest running; raises SourceError.
-
-        With `panels` the series of all panels, too.
-        """
+        """Return the facts, in detail of `wanted` (a run's key), else of the newest running; `panels`: of every panel. Raises: SourceError."""
         runs = in_order(self._source.runs())
         name, _, rank = (wanted or "").rpartition("/")
         run = select(runs, self._series.run, name, rank)

@@ -160,8 +160,7 @@ class Top(App[None]):
     def action_run_of_gpu(self) -> None:
         if isinstance(self.facts, Facts) and self.view.gpu < len(self.facts.gpus):
             held_by = self.facts.gpus[self.view.gpu].run
-            run = next((run for run in self.facts.runs if run.run == held_by), None)
-            if run is not None:
+            if (run := next((run for run in self.facts.runs if run.run == held_by), None)) is not None:
                 self._show(replace(self.view, page="runs", run=key_of(run)))
 
     def action_redraw(self) -> None:

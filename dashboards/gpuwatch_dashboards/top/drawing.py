@@ -158,10 +158,7 @@ def bar(states: Mapping[str, float], width: int) -> Text:
 
 
 def legend(recent: Mapping[str, float], whole: Mapping[str, float], least: float = 0.0005) -> list[Text]:
-    """Return an entry for each state, largest first: glyph, name, share of `recent`, and of `whole` in parentheses.
-
-    States below `least` in both are omitted.
-    """
+    """Return an entry for each state with `least` in one, largest first: glyph, name, share of `recent`, and of `whole` in parentheses."""
     now, ever = shares(recent), shares(whole)
     entries = []
     for state in sorted({*now, *ever}, key=lambda s: (-now.get(s, 0.0), -ever.get(s, 0.0))):

@@ -121,10 +121,8 @@ def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
     drawn = d.area(series.traces.get("ledger {state}", ()), width - LABEL - 1, rows, series.start_s, series.end_s)
     minutes = f"{(series.end_s - series.start_s) / 60:.0f} min"
     labels = ["100%", *[""] * (rows - 2), minutes]
-    return [
-        d.figure(f" {d.cell(label, LABEL - 2)} ", "").append_text(line)
-        for label, line in zip(labels, drawn, strict=True)
-    ]
+    starts = (d.figure(f" {d.cell(label, LABEL - 2)} ", "") for label in labels)
+    return [start.append_text(line) for start, line in zip(starts, drawn, strict=True)]
 
 
 def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int, full: bool = True) -> list[Text]:
