@@ -27,6 +27,7 @@ _WEB = "File with TLS settings and passwords, in the format of Prometheus export
 _API_TOKEN = "File with the API's bearer token, created if missing. Required when not listening on loopback."
 _TOKEN = "File with the token that hooks need over TCP, created if missing."
 _OTLP = "OpenTelemetry collector to push metrics and findings to (OTLP/HTTP), e.g. http://127.0.0.1:4318 (docs/deploy/otlp.md)."
+_OTLP_EVERY = "Seconds between two pushes to --otlp."
 _OWN = AgentSettings()
 
 
@@ -52,9 +53,7 @@ def agent(
     api_token_file: Annotated[Path | None, Option(help=_API_TOKEN, envvar="GPUWATCH_API_TOKEN_FILE")] = None,
     token_file: Annotated[Path | None, Option(help=_TOKEN, envvar="GPUWATCH_TOKEN_FILE")] = None,
     otlp: Annotated[str | None, Option(help=_OTLP, envvar="GPUWATCH_OTLP")] = None,
-    otlp_every_s: Annotated[
-        float, Option(help="Seconds between two pushes to --otlp.", min=1, max=120)
-    ] = _OWN.otlp_every_s,
+    otlp_every_s: Annotated[float, Option(help=_OTLP_EVERY, min=1, max=120)] = _OWN.otlp_every_s,
 ) -> None:
     """Receive the hooks' messages, sample the node once a second, and serve Prometheus metrics and the JSON API.
 

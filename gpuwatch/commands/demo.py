@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 import tempfile
@@ -44,7 +43,7 @@ def demo(
         with agent_and_page(http, port, [endpoint], Path(directory) / "history.db") as (children, agent_url, page_url):
             typer.echo(f"page    {page_url}\nagent   {without_password(agent_url)}/metrics\n")
             typer.echo(f"A training with the bottleneck '{bottleneck}' runs for {seconds:.0f} s. Live verdicts:")
-            environment = {**os.environ, "GPUWATCH_ENDPOINT": endpoint, "GPUWATCH_RUN": f"demo-{bottleneck}"}
+            environment = {"GPUWATCH_ENDPOINT": endpoint, "GPUWATCH_RUN": f"demo-{bottleneck}"}
             if bottleneck == "crash":
                 command += ["--checkpoint", f"{directory}/checkpoint.pt"]
                 environment["GPUWATCH_JOB"] = f"demo-{bottleneck}"

@@ -16,9 +16,8 @@ Http = Annotated[str, Option(help="HOST:PORT on which to serve /metrics and the 
 _LISTEN = "Endpoint for hooks: ipc:///path/hook.sock, or tcp://ADDRESS:9479 (needs a token); repeatable."
 Listen = Annotated[list[str] | None, Option(help=_LISTEN, show_default="this user's socket")]
 _HISTORY = "~/.local/state/gpuwatch/history.db; for root below /var/lib"
-History = Annotated[
-    Path | None, Option(help="File of the history (SQLite).", envvar="GPUWATCH_HISTORY", show_default=_HISTORY)
-]
+_FILE = "File of the history (SQLite)."
+History = Annotated[Path | None, Option(help=_FILE, envvar="GPUWATCH_HISTORY", show_default=_HISTORY)]
 PagePort = Annotated[int, Option(help="Port of the live page.", min=1, max=65535)]
 Run = Annotated[str, Argument(help="Id or name of the run, or `last`.")]
 _PROMETHEUS = "Read from this Prometheus instead of an agent."

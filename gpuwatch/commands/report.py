@@ -105,9 +105,8 @@ def digest(
     source, now_s = Prometheus(prometheus), time.time()
     found = last_days(source, user, days, now_s)
     if not found["users"]:
-        raise ConfigError(
-            f"{source.where} has no GPU-hours of users {user!r} in {days} days; load the rules of `gpuwatch rules`"
-        )
+        what = f"no GPU-hours of users {user!r} in {days} days"
+        raise ConfigError(f"{source.where} has {what}; load the rules of `gpuwatch rules`")
     text = digest_text(found, now_s)
     typer.echo(as_json(found) if json else text)
     if notify:
@@ -122,9 +121,8 @@ def digest(
 
 def _open_source(agent: str, history: Path | None) -> RunSource:
     if history is None:
-        return Client(
-            agent, "start one with `gpuwatch up`, give --agent URL, or read its file with --history FILE"
-        ).caught_up()
+        remedy = "start one with `gpuwatch up`, give --agent URL, or read its file with --history FILE"
+        return Client(agent, remedy).caught_up()
     require("prometheus_client", "agent")
     from gpuwatch_agent.history.reader import HistoryReader
 

@@ -36,8 +36,7 @@ def run(
     name = command[0]
     if name.endswith(".py") and Path(name).is_file() and not os.access(name, os.X_OK):
         command = [name := sys.executable, *command]
-    program = shutil.which(name)
-    if program is None:
+    if (program := shutil.which(name)) is None:
         if os.sep in name and Path(name).exists():
             _end(_NOT_EXECUTABLE, f"{name}: {'is a directory' if Path(name).is_dir() else 'not executable'}")
         _end(_NOT_FOUND, f"{name}: no such program")

@@ -15,12 +15,12 @@ from gpuwatch.tools.tuning.result import TuneResult, line
 from gpuwatch.tools.tuning.sweep import Interrupted
 from gpuwatch.tools.tuning.target import load
 
+_STEP_MS = "Training step time without data wait, in milliseconds."
+
 
 def tune(
     loader: Annotated[str, Argument(help="module:make_loader or file.py:make_loader.", metavar="MODULE:MAKE_LOADER")],
-    step_ms: Annotated[
-        float | None, Option(help="Training step time without data wait, in milliseconds.", min=0.001)
-    ] = None,
+    step_ms: Annotated[float | None, Option(help=_STEP_MS, min=0.001)] = None,
     run: Annotated[str | None, Option(help="Run to take the step time from: id, name or `last`.")] = None,
     agent: Agent = AGENT,
     budget_s: Annotated[float, Option(help="Time budget for all trials, in seconds.", min=1)] = 60.0,

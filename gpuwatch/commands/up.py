@@ -26,6 +26,7 @@ from gpuwatch.wire.endpoint import is_loopback, refused
 
 _STOP_WAIT_S = 8.0
 _PR_SET_PDEATHSIG = 1
+_ONCE = "Print once and exit; the default if stdout is not a terminal."
 Child = subprocess.Popen[bytes]
 
 
@@ -35,11 +36,8 @@ def up(http: Http = HTTP, port: PagePort = 8501, listen: Listen = None, history:
     Example: `gpuwatch up`, then run a `train.py` that contains `for batch in gpuwatch.watch(loader):`
     """
     # Ctrl-C may be pressed as soon as the addresses are there.
-    with (
-        agent_and_page(http, port, listen or [], history) as (children, agent_url, page_url),
-        suppress(KeyboardInterrupt),
-    ):
-        typer.echo(f"page    {page_url}\nagent   {without_password(agent_url)}/metrics\nPress Ctrl-C to stop both.")
+    with agent_and_page(http, port, listen or [], history) as (children, agent, page), suppress(KeyboardInterrupt):
+        typer.echo(f"page    {page}\nagent   {without_password(agent)}/metrics\nPress Ctrl-C to stop both.")
         if system := refused():
             typer.echo(f"The agent of this machine does not see your runs: {system}", err=True)
         raise typer.Exit(wait_for_end(children))
@@ -69,10 +67,7 @@ def agent_and_page(
     agent_command += [part for endpoint in listen for part in ("--listen", endpoint)]
     agent_command += ["--history", str(history)] if history is not None else []
     page_command, environment = streamlit_command(port, "127.0.0.1", agent_url, None)
-    with (
-        running(agent_command, os.environ) as agent,
-        running(page_command, {**os.environ, **environment}, quiet=True) as page,
-    ):
+    with running(agent_command) as agent, running(page_command, environment, quiet=True) as page:
         wait_until_answers("agent", agent, f"{agent_url}/readyz")
         wait_until_answers("dashboard", page, f"{page_url}/_stcore/health")
         yield [agent, page], agent_url, page_url
@@ -83,17 +78,15 @@ def own_agent_url(http: str) -> str:
 
     GPUWATCH_AGENT then gives its name, user and password. Raises: ConfigError for users without that.
     """
-    web = own_config().agent.web_config
-    if web is None:
+    if (web := own_config().agent.web_config) is None:
         return f"http://{http}"
     from gpuwatch_agent.access import read_web_config
 
     tls, users = read_web_config(Path(web))
     url = os.environ.get("GPUWATCH_AGENT", f"http{'s' if tls else ''}://{http}")
     if users and "@" not in url:
-        raise ConfigError(
-            f"{web} has users: set GPUWATCH_AGENT=https://USER:PASSWORD@HOST:PORT so that the page can log in"
-        )
+        remedy = "set GPUWATCH_AGENT=https://USER:PASSWORD@HOST:PORT so that the page can log in"
+        raise ConfigError(f"{web} has users: {remedy}")
     return url.rstrip("/")
 
 
@@ -112,7 +105,7 @@ def dashboard(
     from gpuwatch_dashboards.launch import streamlit_command
 
     command, environment = streamlit_command(port, host, agent, prometheus)
-    with running(command, {**os.environ, **environment}) as page:
+    with running(command, environment) as page:
         typer.echo(f"gpuwatch dashboard: http://{host}:{port}", err=True)
         raise typer.Exit(wait_for_end([page]))
 
@@ -120,9 +113,7 @@ def dashboard(
 def top(
     agent: Agent = AGENT,
     prometheus: Prometheus = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Print once and exit; the default if stdout is not a terminal.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help=_ONCE)] = False,
 ) -> None:
     """Show all runs and GPUs in the terminal: where their time goes, and what to change.
 
@@ -153,11 +144,11 @@ def top(
 
 
 @contextmanager
-def running(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> Iterator[Child]:
-    """Run a process that ends with this one: SIGTERM at exit, SIGKILL 8 s later; the kernel ends it if we are killed."""
+def running(command: Sequence[str], more: Mapping[str, str] = {}, quiet: bool = False) -> Iterator[Child]:
+    """Run a process that ends with this one, with `more` in its environment: SIGTERM at exit, SIGKILL 8 s later; the kernel ends it if we are killed."""
     child = subprocess.Popen(
         command,
-        env=dict(environment),
+        env={**os.environ, **more},
         start_new_session=True,  # Ctrl-C in the terminal reaches only us
         stdout=subprocess.DEVNULL if quiet else None,
         preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
