@@ -54,9 +54,8 @@ class MissingExtra(GpuwatchError):
     """An optional dependency is not installed."""
 
     def __init__(self, module: str, extra: str) -> None:
-        super().__init__(
-            f"this part of gpuwatch needs '{module}', which is not installed: pip install 'gpuwatch-training[{extra}]'"
-        )
+        remedy = f"pip install 'gpuwatch-training[{extra}]'"
+        super().__init__(f"this part of gpuwatch needs '{module}', which is not installed: {remedy}")
 
 
 def require(module: str, extra: str) -> None:

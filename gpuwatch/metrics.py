@@ -37,9 +37,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
 RUN = ("run", "rank")
 GPU = ("gpu", "UUID")
-CATALOGUE = tuple(
-    msgspec.convert({"name": name, **fields}, Metric) for name, fields in table("gpuwatch", "metrics.yml").items()
-)
+CATALOGUE = tuple(msgspec.convert({"name": key, **of}, Metric) for key, of in table("gpuwatch", "metrics.yml").items())
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in CATALOGUE}
 
 

@@ -49,9 +49,8 @@ def render(thresholds: AlertThresholds | None = None, prices: Prices | None = No
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, text)
-    body = yaml.dump(
-        {"groups": groups(thresholds, prices)}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000
-    )
+    rules = {"groups": groups(thresholds, prices)}
+    body = yaml.dump(rules, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000)
     return "# Written by `gpuwatch rules` from the templates in gpuwatch/alerting: change it there.\n" + body
 
 

@@ -112,7 +112,10 @@ class AlertThresholds:
                 pattern, needed = _TEXTS[name]
                 is_right, shown = re.fullmatch(pattern, value) is not None, repr(value)
             else:
-                above, most, needed = _BOUNDS[_unit(name)]
+                if (unit := name.rpartition("_")[2]) not in _BOUNDS:
+                    units = ", ".join(_BOUNDS)
+                    raise ConfigError(f"{name}: end its name with its unit, {units}, or add that to _BOUNDS")
+                above, most, needed = _BOUNDS[unit]
                 is_right, shown = above < value <= most or (value == 0 and name in _MAY_BE_ZERO), f"{value:g}"
             if not is_right:
                 raise ConfigError(f"{name} = {shown}: {needed}")
@@ -140,13 +143,6 @@ _BOUNDS = {
 _MAY_BE_ZERO = ("keep_firing_for_s", "killed_for_s", "xid_for_s")
 
 
-def _unit(name: str) -> str:
-    unit = name.rpartition("_")[2]
-    if unit not in _BOUNDS:
-        raise ConfigError(f"{name}: end its name with its unit, {', '.join(_BOUNDS)}, or add that to _BOUNDS")
-    return unit
-
-
 @dataclass(frozen=True)
 class Prices:
     """What a GPU-hour costs. Raises ConfigError for a price that cannot be."""
@@ -160,9 +156,8 @@ class Prices:
         own = {name: price for name in ("gpu_hour", "kwh") if (price := getattr(self, name)) is not None}
         for name, price in {**own, **self.models}.items():
             if not price > 0:
-                raise ConfigError(
-                    f"{name} = {price!r}: the price of a {'kWh' if name == 'kwh' else 'GPU-hour'} must be above 0"
-                )
+                what = "kWh" if name == "kwh" else "GPU-hour"
+                raise ConfigError(f"{name} = {price!r}: the price of a {what} must be above 0")
         if (self.models or self.kwh) and self.gpu_hour is None:
             raise ConfigError("gpu_hour is missing: it is the price of GPUs whose model is not listed")
         if not re.fullmatch(r"[^\s\"'{}`\\<>]{1,8}", self.currency):

@@ -95,8 +95,7 @@ class Http:
         except exceptions.HTTPError as error:
             if isinstance(error, exceptions.TimeoutError) and not isinstance(error, exceptions.NewConnectionError):
                 raise TimeoutError(str(error)) from error
-            reason = error.__cause__ or error.__context__
-            if isinstance(reason, OSError):
+            if isinstance(reason := error.__cause__ or error.__context__, OSError):
                 raise reason from None
             raise OSError(f"no HTTP there: {type(error).__name__}") from error
         return Reply(reply.status, body, reply.headers.get("Location"), reply.headers.get("Retry-After"))

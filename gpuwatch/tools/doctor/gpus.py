@@ -32,8 +32,7 @@ def driver(machine: Machine) -> Outcome:
     if nvml.state in _BROKEN:
         found, remedy = _BROKEN[nvml.state]
         return problem(f"{found}: {nvml.error}", remedy)
-    devices = nvidia_devices(machine)
-    if not devices:
+    if not (devices := nvidia_devices(machine)):
         return skipped("no GPU expected: there is no NVIDIA device here, and no driver")
     missing, remedy = {
         "no module": ("nvidia-ml-py is not installed, so the driver cannot be queried", "pip install nvidia-ml-py"),
@@ -119,8 +118,7 @@ def torch(machine: Machine) -> Outcome:
 
     torch is not imported: that takes seconds, and may initialise CUDA. Source: docs.nvidia.com/deploy/cuda-compatibility.
     """
-    folder = machine.folder_of("torch")
-    if folder is None:
+    if (folder := machine.folder_of("torch")) is None:
         return skipped("not installed in this Python")
     version, cuda, hip = read_build(folder)
     nvml = machine.nvml()

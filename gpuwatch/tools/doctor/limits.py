@@ -59,10 +59,8 @@ def ptrace(machine: Machine) -> Outcome:
         return skipped(f"there is no process of another user to try it on{yama}")
     if not refused:
         return ok(f"processes of other users can be read{yama}")
-    found = (
-        f"I/O and /dev/shm of {refused} of {others} processes of other users cannot be read: an agent would lack them"
-    )
-    return warning(f"{found}{yama}", _PTRACE)
+    found = f"I/O and /dev/shm of {refused} of {others} processes of other users cannot be read"
+    return warning(f"{found}: an agent would lack them{yama}", _PTRACE)
 
 
 def _pids(procfs: Path) -> Iterator[int]:

@@ -35,9 +35,8 @@ def collectors(machine: Machine) -> Outcome:
     failing = [f"{one.name}: {one.message or 'no reason given'}" for one in listed if one.success is False]
     nothing = [one.name for one in listed if one.success is None]
     if failing:
-        return problem(
-            "; ".join(failing), "the message is the collector's; the checks here often explain it (ptrace, driver)"
-        )
+        remedy = "the message is the collector's; the checks here often explain it (ptrace, driver)"
+        return problem("; ".join(failing), remedy)
     without = f"; nothing to measure here: {', '.join(nothing)}" if nothing else ""
     return ok(f"{len(listed) - len(nothing)} of {len(listed)} work{without}")
 

@@ -14,8 +14,7 @@ BLUE, VERMILLION, ORANGE, GREEN = "#0072B2", "#D55E00", "#E69F00", "#009E73"
 SKY, PINK, YELLOW = "#56B4E9", "#CC79A7", "#E3D02F"
 GREY, LIGHT_GREY, SAND, WINE = "#8C8C8C", "#B5B5B5", "#A8946A", "#882255"
 
-SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILLION, GREY, SAND)
-"""For lines whose colour has no meaning (GPUs, mounts)."""
+SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILLION, GREY, SAND)  # if a colour has no meaning: of GPUs, mounts
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,7 @@ _HOST = ("data_wait_s", "transfer_s", "compute_s")
 
 
 def choose(source: RunSource, wanted: str) -> list[Run]:
-    """Return the ranks of the run of this id or name, or of the `last` one, rank 0 first. Of several runs of a name it is the latest.
-
-    Raises: ConfigError where there is none.
-    """
+    """Return the ranks of the run of this id or name (the latest of it), or of the `last` one, rank 0 first. Raises: ConfigError for none."""
     runs = sorted(source.runs(kept=True), key=lambda run: -run.last_message_s)
     if not runs:
         raise ConfigError(f"{source.where} knows no run yet; start a training with gpuwatch.watch(loader)")
@@ -205,10 +202,8 @@ def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
     if prices is None or prices.gpu_hour is None:
         costs = [rank.cost for rank in ranks]
     else:
-        of_ranks = (
-            (rank, prices.hourly(rank.gpus, rank.gpu_share), sum(rank.energy_joules.values())) for rank in ranks
-        )
-        costs = [cost_of(rank.states, of, prices.currency, joules, prices.kwh) for rank, of, joules in of_ranks]
+        held = ((rank, prices.hourly(rank.gpus, rank.gpu_share), sum(rank.energy_joules.values())) for rank in ranks)
+        costs = [cost_of(rank.states, of, prices.currency, joules, prices.kwh) for rank, of, joules in held]
     return total_cost([cost for cost in costs if cost is not None])
 
 

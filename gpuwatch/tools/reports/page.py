@@ -136,14 +136,12 @@ def step_plot(report: RunReport, least_top_s: float = 0.0) -> Markup:
     span_s = max(report.until_s - report.started_s, 1e-9)
     top_s = _round_up(max(_highest_s(steps), least_top_s))
     xs = [(at - report.started_s) / span_s * 1000 for at in steps.time_s]
-    band, middle, wait = (
-        _points(x, [value / top_s * 1000 for value in values])
-        for x, values in (
-            ((*xs, *reversed(xs)), (*steps.p95_s, *reversed(steps.p05_s))),
-            (xs, steps.median_s),
-            (xs, steps.data_wait_s),
-        )
-    )
+
+    def line(xs: Sequence[float], values: Sequence[float]) -> str:
+        return _points(xs, [value / top_s * 1000 for value in values])
+
+    band = line((*xs, *reversed(xs)), (*steps.p95_s, *reversed(steps.p05_s)))
+    middle, wait = line(xs, steps.median_s), line(xs, steps.data_wait_s)
     return macros("plots.html").step_times(band, middle, wait, top_s, span_s)
 
 

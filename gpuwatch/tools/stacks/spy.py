@@ -141,18 +141,14 @@ _Stack = list[_Frame]  # one sample, cut to the process's own frames
 
 
 def read_profile(text: bytes, pid: int, rank: int = 0) -> tuple[ProcessStacks, ...]:
-    """Return the main threads in a profile: the training process `pid` first, then its workers, then other children.
-
-    Raises: GpuwatchError for anything that is no profile.
-    """
+    """Return a profile's main threads: the training process `pid` first, then its workers, then other children. Raises: GpuwatchError."""
     try:
         found = msgspec.json.decode(text, type=_File)
     except (msgspec.MsgspecError, ValueError) as error:
         raise GpuwatchError(f"py-spy's output is not a profile: {error}; is it py-spy 0.4 or later?") from error
     by_pid: dict[int, list[_Stack]] = {}
     for profile in found.profiles:
-        named = _PROFILE.match(profile.name)
-        if named is not None and named[2] == "MainThread":
+        if (named := _PROFILE.match(profile.name)) is not None and named[2] == "MainThread":
             stacks = [_own([found.shared.frames[index] for index in sample]) for sample in profile.samples]
             by_pid.setdefault(int(named[1]), []).extend(stacks)
     result: list[ProcessStacks] = []

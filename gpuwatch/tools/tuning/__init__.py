@@ -56,5 +56,4 @@ def tune(
     takes = wanted.varies - {"pin_memory"} if cuda_in_use else wanted.varies
     cores = max(1, (usable_cores() or 1) // ranks)
     measured = partial(measure, wanted, cores=cores)
-    sweep = Sweep(measured, room, progress, cores, step_s, budget_s, max_workers, ranks, wanted.name, takes)
-    return sweep.run()
+    return Sweep(measured, room, progress, cores, step_s, budget_s, max_workers, ranks, wanted.name, takes).run()

@@ -85,8 +85,7 @@ def _answer(receiver: Connection, watch: _Watch, setting: Setting, plan: Plan) -
     """Return what the child sends; None where it ended without sending anything."""
     deadline = time.perf_counter() + plan.limit_s + 1.0  # it ends by itself, between two batches, at plan.limit_s
     while not receiver.poll(_POLL_S):
-        danger = _danger(watch.sample())
-        if danger is not None:
+        if (danger := _danger(watch.sample())) is not None:
             return Failed(setting, "host_protected", danger)
         if time.perf_counter() >= deadline:
             return Failed(setting, "timeout", f"nothing measured within {plan.limit_s:.0f} s")

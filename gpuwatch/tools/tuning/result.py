@@ -13,8 +13,7 @@ _WIDTH = 80
 _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batch/s':>8} {'cores':>5} {'memory':>8} {'step':>7}"
 
 
-Room = Mapping[str, tuple[int, int]]
-"""Bytes that are (free, there in all) of "memory" and "/dev/shm"; absent: not known."""
+Room = Mapping[str, tuple[int, int]]  # bytes (free, there in all) of "memory" and "/dev/shm"; absent: not known
 
 
 @dataclass(frozen=True)

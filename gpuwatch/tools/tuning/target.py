@@ -72,9 +72,8 @@ def target(of: Any, name: str | None = None) -> Target:
         _check_rebuildable(of, name)
         return Target(name, lambda setting: rebuilt(of, setting, name), SETTINGS)
     if not callable(of):
-        raise ConfigError(
-            f"{name} is of type {type(of).__name__}, neither a function that makes a loader nor a DataLoader; {_WRITE}"
-        )
+        what = f"of type {type(of).__name__}, neither a function that makes a loader nor a DataLoader"
+        raise ConfigError(f"{name} is {what}; {_WRITE}")
     try:
         parameters = list(inspect.signature(of).parameters.values())
     except (TypeError, ValueError):

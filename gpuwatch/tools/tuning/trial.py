@@ -51,11 +51,7 @@ def warm_up(workers: int, ahead: int) -> int:
 
 
 def cycles_s(passes: Sequence[Sequence[float]], workers: int, ahead: int) -> list[float]:
-    """Return the time between batches in each cycle of all workers.
-
-    Args:
-        passes: for each pass over the loader the arrival times of its batches, oldest first.
-    """
+    """Return the time between batches in each cycle of all workers. `passes`: of each pass the arrival times of its batches, oldest first."""
     length = max(1, workers)
     start = warm_up(workers, ahead) - 1
     return [(later - earlier) / length for arrivals in passes for earlier, later in pairwise(arrivals[start::length])]
@@ -100,10 +96,7 @@ class _Counters:
 
 
 def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Measured], None]) -> None:
-    """Send the measurement of a loader under a setting, before its workers are ended.
-
-    Raises whatever the user's code raises; ConfigError for no iterable.
-    """
+    """Send a loader's measurement under a setting, before its workers end. Raises: what the user's code raises; ConfigError for no iterable."""
     begun = time.perf_counter()
     random.seed(plan.seed)
     if torch := sys.modules.get("torch"):
