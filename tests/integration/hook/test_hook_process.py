@@ -157,8 +157,8 @@ def test_a_bad_endpoint_is_named_once_and_training_goes_on(tmp_path: Path) -> No
 
 
 @pytest.mark.alone
-def test_without_an_agent_nothing_grows_over_200_000_steps(tmp_path: Path) -> None:
-    """What waits for an agent that was declared is full after 90,000 steps: 4 MiB. The allocator's own room settles later."""
+def test_without_an_agent_nothing_grows_over_400_000_steps(tmp_path: Path) -> None:
+    """What waits for an agent that was declared is full after 90,000 steps: 4 MiB. The allocator's own room settles after a million."""
     done = run(
         """
         import gc, os, pathlib, threading, time, gpuwatch
@@ -171,18 +171,18 @@ def test_without_an_agent_nothing_grows_over_200_000_steps(tmp_path: Path) -> No
             w.report(); time.sleep(0.7); gc.collect()
             return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         before = resident_bytes()
-        steps(240_000)
+        steps(1_200_000)
         full = resident_bytes()
-        steps(200_000)
+        steps(400_000)
         after = resident_bytes()
         print(full - before, after - full, w.report().steps, len(threading.enumerate()))
         """,
         tmp_path,
     )
     filling, growth, steps, threads = map(int, done.stdout.split())
-    assert filling < 40_000_000
+    assert filling < 60_000_000
     assert growth < 10_000_000
-    assert (steps, threads) == (440_000, 2)
+    assert (steps, threads) == (1_600_000, 2)
 
 
 def test_forked_children_report_nothing_end_cleanly_and_do_not_end_the_run(tmp_path: Path) -> None:

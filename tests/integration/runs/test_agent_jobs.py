@@ -269,6 +269,7 @@ def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path
     assert 0.998 * (trained_s - opened_s) < sum(job["states"].values()) < 1.002 * (end_s - begin_s)
 
 
+@pytest.mark.alone
 def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> None:
     """Node a has the first and the third attempt, and counts the second one as `down`; node b knows nothing before the second."""
     rules = subprocess.run(
