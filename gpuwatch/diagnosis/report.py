@@ -290,7 +290,7 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
     text, step = f"healthy: {percent(share)} of the time is compute, {good}", window.mean_step
     what = "spent before forward passes" if window.bounded_by_optimizer else "data wait"
     whole_s = step.wait_s + step.rest_s
-    if step.wait_s > 0 and step.wait_s >= thresholds.input_share * whole_s:  # in little of the time
+    if step.wait_s > 0 and step.wait_s >= thresholds.input_share * whole_s:  # though steps are a small part of the time
         part = f"{duration(step.wait_s)} of a {duration(whole_s)} step is {what}"
         text = f"{percent(share)} of the time is compute; {part}{_by_host_clock(window)}"
     elif waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:

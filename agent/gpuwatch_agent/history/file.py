@@ -30,7 +30,7 @@ def lock_history(path: Path) -> IO[str]:
     """Return the open lock file of the agent that writes the history. Raises: ConfigError."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"--history {path} is a folder, or no regular file; name one, e.g. {path / 'history.db'}")
-    with suppress(OSError), path.open("rb") as file:  # what fails here is said where it is opened
+    with suppress(OSError), path.open("rb") as file:  # the caller that opens it reports such errors
         is_database = file.read(16) in (b"", b"SQLite format 3\0")
         if not is_database and path.name != default_history().name:  # a damaged one of that name is renamed
             raise ConfigError(f"--history {path} is no history; name another file, or one that is not there yet")

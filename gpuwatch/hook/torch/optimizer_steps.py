@@ -131,7 +131,8 @@ class OptimizerSteps:
         """A pass has its first batch; `evaluates` shows after its first step whether it is an evaluation."""
         self.await_call()
         self._pass_began, self._evaluates, self._recorded = (of_pass, self.count), False, _recorded()
-        self._gradients = [(grad if grad is None else ref(grad), _changes(grad)) for grad in self._some_gradients()]
+        before = [] if self._trains_in_mode else self._some_gradients()  # else `evaluates` does not ask for them
+        self._gradients = [(grad if grad is None else ref(grad), _changes(grad)) for grad in before]
         self.await_call(self._note_call)
 
     def evaluates(self, of_pass: object) -> bool:

@@ -92,8 +92,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
     for read in (own_config, lambda: read_config(tmp_path / "no.toml")):  # as a command has it from the environment
         with pytest.raises(ConfigError) as wrong:
             read()
-        told = f"GPUWATCH_CONFIG {tmp_path}/no.toml: No such file or directory; name a TOML file that can be read"
-        assert str(wrong.value) == repr(wrong.value) == told, "the hook's warning has its text alone"
+        expected = f"GPUWATCH_CONFIG {tmp_path}/no.toml: No such file or directory; name a TOML file that can be read"
+        assert str(wrong.value) == repr(wrong.value) == expected, "the hook's warning has its text alone"
     (tmp_path / "latin.toml").write_bytes(b"[agent]\nhttp = '\xff'")
     with pytest.raises(ConfigError, match="not UTF-8"):
         read_config(tmp_path / "latin.toml")

@@ -125,10 +125,10 @@ def test_an_agent_that_runs_is_not_to_be_started(server: Server, monkeypatch: py
         Client(server.url).runs()
     asked = len(server.asked)
     monkeypatch.delenv("GPUWATCH_API_TOKEN")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
         with pytest.raises(SourceError, match="does not answer: start it with `gpuwatch up`"):
-            Client(f"http://127.0.0.1:{nobody.getsockname()[1]}").runs()
+            Client(f"http://127.0.0.1:{unused.getsockname()[1]}").runs()
     assert asked == 0
 
 
