@@ -32,6 +32,7 @@ def build(typer: Any) -> Any:
     """Return the Typer application. `typer` is the module, which a bare installation lacks, and so its types."""
     from gpuwatch import __version__
     from gpuwatch.commands import COMMANDS
+    from gpuwatch.commands.run import run
 
     app = typer.Typer(
         help="Where every GPU-second of a training job goes, live, and what to change.",
@@ -44,7 +45,8 @@ def build(typer: Any) -> Any:
         if isinstance(command, typer.Typer):  # a command with subcommands
             app.add_typer(command)
         else:
-            app.command()(command)
+            # What follows the name of a program that is to be run are its own options.
+            app.command(context_settings={"allow_interspersed_args": command is not run})(command)
 
     @app.callback(invoke_without_command=True)  # type: ignore[untyped-decorator]
     def options(

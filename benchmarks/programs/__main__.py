@@ -39,7 +39,6 @@ from benchmarks.programs import Program, loaders
 from benchmarks.programs.registry import PROGRAMS
 from benchmarks.prose import wrapped
 from benchmarks.turns import AT_ONCE
-from gpuwatch.commands.run import environment
 
 PAGE = ROOT / "docs" / "evidence" / "programs.md"
 RIGHT, HELD = 0.95, 0.90
@@ -67,9 +66,9 @@ def run(program: Program, *, watched: bool, used: int | None = None) -> dict[str
         env["PROGRAM_WORKERS"] = str(used)
     if not watched:
         env["GPUWATCH_DISABLE"] = "1"
-    elif program.run:
-        env = environment(env)
     command = [sys.executable, "-m", "benchmarks.programs.child", program.name, str(program.seconds)]
+    if watched and program.run:
+        command = [sys.executable, "-m", "gpuwatch", "run", *command]
     with tempfile.TemporaryDirectory() as folder:
         agent = None
         if watched and program.agent:

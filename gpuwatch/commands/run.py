@@ -16,13 +16,13 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(help="Program and its arguments, after `--`.", metavar="-- COMMAND…")],
+    command: Annotated[list[str], typer.Argument(help="Program and its arguments.", metavar="COMMAND…")],
     trace: Annotated[bool, typer.Option("--trace", help="Allow `gpuwatch trace` for the run.")] = False,
     breakdown: Annotated[bool, typer.Option("--breakdown", help="Time forward, backward and the optimizer.")] = False,
 ) -> None:
     """Run a program and watch the training in it and in its child processes, such as torchrun's workers.
 
-    Example: `gpuwatch run -- python train.py --epochs 3`
+    Example: `gpuwatch run -- python train.py --epochs 3`. The `--` may be left out.
 
     Every DataLoader that the main thread, or a thread that has created an optimizer (Ray Train), iterates is watched as if by
     `gpuwatch.watch`. Lightning, Hugging Face Trainer and Ignite get their integration. In a loop without a DataLoader a step lasts from

@@ -422,6 +422,13 @@ def test_a_script_that_is_no_program_is_run_by_this_python(tmp_path: Path) -> No
     assert done.out == f"{sys.executable} ['--epochs', '3']\n", done.err
 
 
+@pytest.mark.parametrize("before", [["--"], [], ["--trace"], ["--trace", "--"]])
+def test_options_of_the_program_are_its_own_with_dashes_before_it_and_without(before: list[str]) -> None:
+    program = [sys.executable, "-c", "import sys; print(sys.argv[1:])", "--help", "--trace", "-v", "--", "x"]
+    done = subprocess.run([*RUN[:-1], *before, *program], capture_output=True, text=True)
+    assert done.stdout == "['--help', '--trace', '-v', '--', 'x']\n", done.stderr
+
+
 def test_disabled_changes_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, [sys.executable, "-c", INSTRUMENTED], {"GPUWATCH_DISABLE": "1"}).out == "False\n"
 
