@@ -276,6 +276,7 @@ def micro_batches_without_loader(clock: Clock) -> None:
             (F.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()) / 8).backward()
             clock.done()
         optimizer.step()
+        clock.resumed()  # the next micro-batch is asked for
         optimizer.zero_grad()
 
 
