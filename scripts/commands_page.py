@@ -59,6 +59,7 @@ def _row(parameter: Any) -> str:
     text = parameter.help + (f" Or `{parameter.envvar}`." if parameter.envvar else "")
     default = getattr(parameter.default, "value", parameter.default)
     shown = f"`{default}`" if isinstance(default, str | int | float) and default not in (False, "") else ""
+    text = text.replace("|", r"\|")  # else it begins another cell
     return f"| {names} | {text} | {shown} |\n"
 
 

@@ -65,3 +65,12 @@ def test_every_test_and_metric_that_a_line_of_evidence_names_is_there(page: str,
     folders = (ROOT / "tests", ROOT / "tests/unit/agent")
     assert [name for name in named if not any((folder / name).is_file() for folder in folders)] == []
     assert {name for name in re.findall(r"`(gpuwatch_[a-z_]+)", text)} <= BY_NAME.keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_row_of_a_table_has_as_many_cells_as_its_head(page: Path) -> None:
+    """A "|" in a cell begins another one, in code too, unless it is escaped."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, *rows = (re.split(r"(?<!\\)\|", row) for row in table.splitlines())
+        assert [row for row in rows if len(row) != len(head)] == []
