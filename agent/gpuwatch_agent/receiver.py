@@ -107,7 +107,7 @@ class Connections:
                 greedy = Counter(those).most_common(1)[0][0]
                 newest = next(each for each in reversed(self._peers) if self._peers[each] == greedy)
                 self._peer(newest, close=self._peers.pop(newest))
-                return f"{greedy.address or f'uid {greedy.uid} pid {greedy.pid}'} has the most of the connections, which are more than {most}"
+                return f"more than {most} connections, most of them of {greedy.address or f'uid {greedy.uid} pid {greedy.pid}'}"
         return None
 
     def _peer(self, descriptor: int, close: Peer | None = None) -> Peer | None:

@@ -97,7 +97,7 @@ class Http:
                 raise TimeoutError(str(error)) from error
             if isinstance(reason := error.__cause__ or error.__context__, OSError):
                 raise reason from None
-            raise OSError(f"no HTTP there: {type(error).__name__}") from error
+            raise OSError(f"not an HTTP server: {type(error).__name__}") from error
         return Reply(reply.status, body, reply.headers.get("Location"), reply.headers.get("Retry-After"))
 
     def __del__(self) -> None:
@@ -138,11 +138,11 @@ def why(error: OSError) -> str:
 def remedy_of(error: OSError, away: str) -> str:
     """Return what to do about an error; `away` where there may be no server."""
     if isinstance(error.__cause__, ConfigError):
-        return "correct that; it was not asked"
+        return "correct that; no request was sent"
     if isinstance(error, ssl.SSLCertVerificationError):
         return "SSL_CERT_FILE has to name its CA, and the URL a host of the certificate"
     if isinstance(error, ssl.SSLError | ConnectionResetError):
-        return "it is reached otherwise: check http:// or https:// in the URL, and GPUWATCH_CLIENT_CERT"
+        return "check http:// or https:// in the URL, and GPUWATCH_CLIENT_CERT"
     return away
 
 
@@ -169,7 +169,7 @@ class JsonServer:
         try:
             return msgspec.json.decode(reply.body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            what = f"{self.where} answered {path} with something else than expected ({error})"
+            what = f"{self.where} answered {path} with an unexpected reply ({error})"
             remedy = "check that the URL is right and that both sides have the same version of gpuwatch"
             raise SourceError(what, remedy) from error
 

@@ -51,7 +51,7 @@ def trace(
     steps: Annotated[int, typer.Option(help="Number of training steps to trace.", min=1, max=1000)] = 20,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; by default a new one.")] = None,
 ) -> None:
-    """Write a torch.profiler trace of a run's next steps: each operator and each kernel, on a time line.
+    """Write a torch.profiler trace of a run's next steps: each operator and each kernel, on a timeline.
 
     Example: `gpuwatch trace resnet50-a --steps 20`
 

@@ -146,7 +146,7 @@ class ZmqReceiver:
         path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
         if path is not None:
             if path.exists() and not path.is_socket():  # binding would delete it
-                raise ConfigError(f"--listen {endpoint}: that is a file or folder, and no socket; choose another path")
+                raise ConfigError(f"--listen {endpoint}: that is a file or folder, not a socket; choose another path")
             lock = _lock(path)
             if is_listened_to(path):  # binding would take its clients
                 lock.close()

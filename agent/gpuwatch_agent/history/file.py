@@ -33,7 +33,7 @@ def lock_history(path: Path) -> IO[str]:
     with suppress(OSError), path.open("rb") as file:  # the caller that opens it reports such errors
         is_database = file.read(16) in (b"", b"SQLite format 3\0")
         if not is_database and path.name != default_history().name:  # a damaged one of that name is renamed
-            raise ConfigError(f"--history {path} is no history; name another file, or one that is not there yet")
+            raise ConfigError(f"--history {path} is not a history; name another file, or one that does not exist yet")
     return lock_beside(path, f"--history {path}")
 
 
@@ -88,7 +88,7 @@ def _open(path: Path) -> sqlite3.Connection:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise ConfigError(
-                f"--history {path} was written by a newer gpuwatch (schema {version}, this one knows {SCHEMA_VERSION}): "
+                f"--history {path} was written by a newer gpuwatch (schema {version}, this one reads {SCHEMA_VERSION}): "
                 "update gpuwatch, or choose another file"
             )
         if version == 0:

@@ -75,7 +75,7 @@ def explained(url: str, action: str) -> Iterator[None]:
 
 
 _REFUSALS = {
-    401: "Grafana at {url} does not know the token ({reason}): it is mistyped, expired, or belongs to another Grafana",
+    401: "Grafana at {url} rejects the token ({reason}): it is mistyped, expired, or belongs to another Grafana",
     403: f"the token may not {{action}} ({{reason}}): give its service account {PERMISSIONS}",
     404: "{url} has no such page ({action}: {reason}): is Grafana under a path, as in https://HOST/grafana?",
     412: "someone else saved it in the meantime ({action}: {reason}): review their change, then push again",

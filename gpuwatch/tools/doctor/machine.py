@@ -133,7 +133,7 @@ def ask_agent(url: str, wanted: bool, fetch: Fetch) -> tuple[Status | None, Outc
         ready = fetch(f"{asked}/readyz")
     except OSError as error:
         if isinstance(error, ConnectionRefusedError) and not wanted:
-            return None, skipped(f"none at {url}; runs still print their verdicts", start)
+            return None, skipped(f"no agent at {url}; runs still print their verdicts", start)
         return None, problem(f"{url}: {why(error)}", remedy_of(error, elsewhere))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None, problem(f"{url}: another program answers there (not the agent's JSON)", other)

@@ -37,14 +37,14 @@ def choose(source: RunSource, wanted: str) -> list[Run]:
     """Return the ranks of the run of this id or name (the latest of it), or of the `last` one, rank 0 first. Raises: ConfigError for none."""
     runs = sorted(source.runs(kept=True), key=lambda run: -run.last_message_s)
     if not runs:
-        raise ConfigError(f"{source.where} knows no run yet; start a training with gpuwatch.watch(loader)")
+        raise ConfigError(f"{source.where} has no run yet; start a training with gpuwatch.watch(loader)")
     named = next((run for run in runs if run.name == wanted), runs[0] if wanted == "last" else None)
     chosen = next((run for run in runs if run.run == wanted), named)
     if chosen is None:
         names = list(dict.fromkeys(name for run in runs for name in (run.name, run.run)))
         near = get_close_matches(wanted, names, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"it knows {', '.join(names[:8])}"
-        raise ConfigError(f"{source.where} knows no run {wanted!r}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"its runs: {', '.join(names[:8])}"
+        raise ConfigError(f"{source.where} has no run {wanted!r}; {hint}")
     return sorted((run for run in runs if run.run == chosen.run), key=lambda run: run.rank)
 
 
@@ -53,7 +53,7 @@ def last_two(source: RunSource, wanted: str) -> tuple[str, str]:
     run = choose(source, wanted)[0]
     others = ((r.started_s, r.run) for r in source.runs(kept=True) if r.name == run.name and r.run != run.run)
     if (before := max((each for each in others if each[0] < run.started_s), default=None)) is None:
-        raise ConfigError(f"{source.where} knows no run before {run.run} that is called {run.name!r}; name two runs")
+        raise ConfigError(f"{source.where} has no run before {run.run} that is called {run.name!r}; name two runs")
     return before[1], run.run
 
 

@@ -118,5 +118,5 @@ def _check_rebuildable(loader: Any, name: str) -> None:
     if data is None or type(loader) is not data.DataLoader:
         raise ConfigError(
             f"{name} is or returns a {type(loader).__name__}, which gpuwatch cannot start with other settings: "
-            f"it knows the constructor of DataLoader itself only; {_WRITE}"
+            f"it only knows DataLoader's own constructor; {_WRITE}"
         )

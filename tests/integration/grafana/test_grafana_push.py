@@ -128,7 +128,7 @@ def test_what_grafana_reads_from_files_is_left(grafana: FakeGrafana) -> None:
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        ("glsa_wrong", r"does not know the token \(Invalid API key\)"),
+        ("glsa_wrong", r"rejects the token \(Invalid API key\)"),
         (
             VIEWER,
             r"the token may not create the folder 'gpuwatch' \(.*folders:create\): give its service account the role",

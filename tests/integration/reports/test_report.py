@@ -169,7 +169,7 @@ def test_two_runs_and_a_kept_baseline_are_compared(history: Path) -> None:
         (("report", "last", "--history", "{history}", "--json", "--markdown"), "give one of them"),
         (("report", "last", "--history", "{history}", "--fail-on", "inputwait=1"), "did you mean input_wait?"),
         (("compare", "none.json", "last", "--history", "{history}"), "No such file"),
-        (("compare", "starved", "--history", "{history}"), "knows no run before starved that is called 'starved'"),
+        (("compare", "starved", "--history", "{history}"), "has no run before starved that is called 'starved'"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(history: Path, arguments: tuple[str, ...], why: str) -> None:

@@ -73,7 +73,7 @@ def test_the_hottest_line_of_each_worker_on_demand(tmp_path: Path) -> None:
         assert output.count("stacks_program.py:") == 3 and output.count("decode: ") == 2 and "% of samples" in output
         assert "worker 0" in output and "worker 1" in output and "flame graph: " in output
         unknown = stacks(agent, tmp_path, "no-such-run")
-        assert unknown.returncode == 2 and "knows no run 'no-such-run'" in unknown.stderr
+        assert unknown.returncode == 2 and "has no run 'no-such-run'" in unknown.stderr
         gone = stacks(agent, tmp_path, "--pid", "4194303")
         assert gone.returncode == 1 and "pid 4194303 is gone" in gone.stderr
 

@@ -287,7 +287,7 @@ def test_the_step_of_a_run_is_its_transfer_and_compute(tmp_path: Path) -> None:
         try:
             url = f"http://127.0.0.1:{server.server_address[1]}"
             assert step_of_run(url, "resnet50-a") == pytest.approx(0.05)
-            with pytest.raises(ConfigError, match=r"knows no run 'other'; it knows resnet50-a"):
+            with pytest.raises(ConfigError, match=r"has no run 'other'; its runs: resnet50-a"):
                 step_of_run(url, "other")
         finally:
             server.shutdown()

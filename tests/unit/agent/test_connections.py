@@ -82,7 +82,7 @@ def test_of_one_process_too_many_connections_are_closed(listening: Listening, mo
         listening.connect()
         reasons.append(listening.accept())
     assert reasons[:3] == [None] * 3
-    assert reasons[3] == f"uid {os.getuid()} pid {os.getpid()} has the most of the connections, which are more than 3"
+    assert reasons[3] == f"more than 3 connections, most of them of uid {os.getuid()} pid {os.getpid()}"
     assert listening.ended() == [3, 4]
     listening.counted.note("closed", listening.accepted[0].fileno())
     listening.connect()

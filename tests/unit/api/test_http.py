@@ -112,16 +112,14 @@ def test_a_server_that_takes_too_long_is_named_with_the_time(server: Server) -> 
 
 
 def test_an_agent_that_runs_is_not_to_be_started(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        SourceError, match=r"WRONG_VERSION_NUMBER.*: it is reached otherwise: check http:// or https://"
-    ):
+    with pytest.raises(SourceError, match=r"WRONG_VERSION_NUMBER.*: check http:// or https://"):
         Client(server.url.replace("http", "https")).runs()
     with pytest.raises(
-        SourceError, match=r"whatever: the URL has to begin with http.*\): correct that; it was not asked"
+        SourceError, match=r"whatever: the URL has to begin with http.*\): correct that; no request was sent"
     ):
         Client("whatever").runs()
     monkeypatch.setenv("GPUWATCH_API_TOKEN", "short")
-    with pytest.raises(SourceError, match=r"16 or more ASCII characters.*\): correct that; it was not asked"):
+    with pytest.raises(SourceError, match=r"16 or more ASCII characters.*\): correct that; no request was sent"):
         Client(server.url).runs()
     asked = len(server.asked)
     monkeypatch.delenv("GPUWATCH_API_TOKEN")

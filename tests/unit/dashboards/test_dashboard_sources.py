@@ -150,14 +150,14 @@ def test_refusal_gives_the_servers_reason() -> None:
 
 @pytest.mark.parametrize("body", [b"<html>", {"runs": [{"run": 1}]}, {"something": []}])
 def test_other_server_on_that_port(body: Any) -> None:
-    with pytest.raises(SourceError, match="something else than expected"):
+    with pytest.raises(SourceError, match="an unexpected reply"):
         agent(answering(body)).runs()
 
 
 def test_a_report_of_a_run_that_was_forgotten_meanwhile_is_a_source_s_error() -> None:
     source = SharedSource(agent(answering({"runs": []})))
     run = msgspec.convert(RUN, Run)
-    with pytest.raises(SourceError, match=r"has no report of resnet50-a: the agent at .* knows no run yet"):
+    with pytest.raises(SourceError, match=r"has no report of resnet50-a: the agent at .* has no run yet"):
         source.report(run)
 
 

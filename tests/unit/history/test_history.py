@@ -230,7 +230,7 @@ def test_file_of_the_users_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import gpuwatch\n")
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match=rf"--history {path} is no history; name another file"):
+    with pytest.raises(ConfigError, match=rf"--history {path} is not a history; name another file"):
         History(path)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("train.py", "import gpuwatch\n")]
     assert path.stat().st_mode & 0o777 == 0o644

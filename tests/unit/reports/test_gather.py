@@ -214,7 +214,7 @@ def test_a_run_is_compared_with_the_one_before_of_its_name() -> None:
     )
     assert last_two(source, "resnet") == ("resnet-1", "resnet-2")
     assert last_two(source, "resnet-1") == ("resnet-0", "resnet-1")
-    with pytest.raises(ConfigError, match="knows no run before resnet-0 that is called 'resnet'; name"):
+    with pytest.raises(ConfigError, match="has no run before resnet-0 that is called 'resnet'; name"):
         last_two(source, "resnet-0")
 
 
@@ -247,9 +247,9 @@ def test_a_run_is_found_by_id_by_name_or_as_the_last_one() -> None:
     assert gather(source, "last", NOW_S).run == "other"
     assert gather(source, "resnet", NOW_S).run == "host-1-2"  # of two of that name, the one heard last
     assert gather(source, "old", NOW_S).run == "old"
-    with pytest.raises(ConfigError, match=r"the test knows no run 'resnt'; did you mean resnet\?"):
+    with pytest.raises(ConfigError, match=r"the test has no run 'resnt'; did you mean resnet\?"):
         gather(source, "resnt", NOW_S)
-    with pytest.raises(ConfigError, match="knows no run yet"):
+    with pytest.raises(ConfigError, match="has no run yet"):
         gather(FakeSource(runs=[]), "last", NOW_S)
 
 

@@ -58,7 +58,7 @@ def test_a_file_that_is_no_socket_is_not_deleted_by_listening_there(tmp_path: Pa
     file = tmp_path / "thesis.tex"
     file.write_text("all of it")
     for path in (file, tmp_path):
-        with pytest.raises(ConfigError, match="no socket; choose another path"):
+        with pytest.raises(ConfigError, match="not a socket; choose another path"):
             ZmqReceiver([f"ipc://{path}"])
     assert file.read_text() == "all of it"
 
@@ -93,6 +93,6 @@ def test_what_is_no_socket_stays(tmp_path: Path, kind: str) -> None:
         (tmp_path / "file").write_text("all of it")
         path.symlink_to(tmp_path / "file")
     before = path.stat()
-    with pytest.raises(ConfigError, match="no socket; choose another path"):
+    with pytest.raises(ConfigError, match="not a socket; choose another path"):
         ZmqReceiver([f"ipc://{path}"])
     assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)
