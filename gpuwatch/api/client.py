@@ -76,7 +76,7 @@ class Http:
         try:
             if self._pool is None:
                 if not is_url(self._url):
-                    text = f"{without_password(self._url)}: the URL has to begin with http:// or https:// and a host"
+                    text = f"{without_password(self._url)}: the URL needs http:// or https://, a host, and no port above 65535"
                     raise ConfigError(text)
                 auth = urllib3.util.parse_url(self._url).auth
                 user = unquote(auth).encode().decode("latin-1") if auth else None  # RFC 7617: UTF-8

@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuwatch.api.client import Get, fetch
+from gpuwatch.api.client import Get, fetch, is_url
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
 from gpuwatch.tables import table
@@ -94,9 +94,9 @@ _OWN = ("gpuwatch_gpus_seen", "gpuwatch_gpus_expected", "gpuwatch_gpu_info", "gp
 
 def page_url(url: str) -> str:
     """Return the address of the exporter's page, by default /metrics. Raises: ConfigError."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_url(url):
         raise ConfigError(f"--dcgm {url}: give the dcgm-exporter's address, e.g. http://127.0.0.1:9400")
+    parts = urllib.parse.urlsplit(url)
     return url if parts.path.strip("/") else urllib.parse.urlunsplit(parts._replace(path="/metrics"))
 
 

@@ -20,6 +20,7 @@ from grafana_client import GrafanaApi
 from grafana_client.client import GrafanaClientError, GrafanaException, GrafanaTimeoutError
 
 from gpuwatch import __version__
+from gpuwatch.api.client import is_url
 from gpuwatch.errors import ConfigError, GpuwatchError
 
 Outcome = Literal["created", "updated", "unchanged"]
@@ -44,8 +45,7 @@ class Pushed:
 
 def connect(url: str, token: str, ca: Path | None = None, insecure: bool = False) -> GrafanaApi:
     """Return a connection to a Grafana that answers. Raises ConfigError for wrong arguments, and GrafanaError."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_url(url):
         raise ConfigError(f"--url {url}: give Grafana's address, e.g. https://grafana.example.com or http://HOST:3000")
     if not token:
         remedy = f"give --token, or set GRAFANA_TOKEN to the token of a service account with {PERMISSIONS}"
@@ -53,7 +53,8 @@ def connect(url: str, token: str, ca: Path | None = None, insecure: bool = False
     if ca is not None and not ca.is_file():
         raise ConfigError(f"--ca {ca}: no such file; give the certificate, in PEM, of Grafana's certificate authority")
     # the client appends "api" to the path without a slash
-    base = urllib.parse.urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") + "/", "", ""))
+    parts = urllib.parse.urlsplit(url)
+    base = urllib.parse.urlunsplit((*parts[:2], parts.path.rstrip("/") + "/", "", ""))
     api = GrafanaApi.from_url(base, credential=token, timeout=TIMEOUT_S)
     api.client.verify = False if insecure else (str(ca) if ca else True)
     with explained(url, "read its health"):

@@ -207,6 +207,8 @@ def test_no_server_there() -> None:
     ("arguments", "message"),
     [
         (["push", "--url", "grafana.example.com", "--token", "x"], "--url grafana.example.com: give Grafana's address"),
+        (["push", "--url", "http://[::1", "--token", "x"], "--url http://[::1: give Grafana's address"),
+        (["push", "--url", "http://h:99999", "--token", "x"], "--url http://h:99999: give Grafana's address"),
         (["push", "--url", "http://127.0.0.1:1"], "no token: give --token, or set GRAFANA_TOKEN"),
         (["push", "--url", "https://h", "--token", "x", "--ca", "/none.pem"], "--ca /none.pem: no such file"),
         (["write", "/proc/none"], "/proc/none: "),

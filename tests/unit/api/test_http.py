@@ -114,9 +114,7 @@ def test_a_server_that_takes_too_long_is_named_with_the_time(server: Server) -> 
 def test_an_agent_that_runs_is_not_to_be_started(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match=r"WRONG_VERSION_NUMBER.*: check http:// or https://"):
         Client(server.url.replace("http", "https")).runs()
-    with pytest.raises(
-        SourceError, match=r"whatever: the URL has to begin with http.*\): correct that; no request was sent"
-    ):
+    with pytest.raises(SourceError, match=r"whatever: the URL needs http.*\): correct that; no request was sent"):
         Client("whatever").runs()
     monkeypatch.setenv("GPUWATCH_API_TOKEN", "short")
     with pytest.raises(SourceError, match=r"16 or more ASCII characters.*\): correct that; no request was sent"):
@@ -147,7 +145,7 @@ def test_a_run_s_name_is_quoted_and_steps_that_are_not_kept_are_none(server: Ser
 
 @pytest.mark.parametrize(
     ("url", "reason"),
-    [("nonsense", "has to begin with http"), ("http://127.0.0.1:x", "x"), ("http://[::1", "has to begin with http")],
+    [("nonsense", "needs http:// or https"), ("http://127.0.0.1:x", "x"), ("http://[::1", "needs http:// or https")],
 )
 def test_a_url_that_is_none_is_an_error_that_says_so(url: str, reason: str) -> None:
     with pytest.raises(SourceError, match=reason):

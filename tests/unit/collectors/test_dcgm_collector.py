@@ -205,6 +205,6 @@ def test_page_without_a_gpu_is_no_data(exporter: Exporter) -> None:
 def test_address() -> None:
     assert page_url("http://127.0.0.1:9400") == page_url("http://127.0.0.1:9400/") == "http://127.0.0.1:9400/metrics"
     assert page_url("https://node:9400/other") == "https://node:9400/other"
-    for wrong in ("127.0.0.1:9400", "ftp://x", "http://"):
+    for wrong in ("127.0.0.1:9400", "ftp://x", "http://", "http://[::1", "http://h:99999", "http://h:x"):
         with pytest.raises(ConfigError, match=r"--dcgm .*e\.g\. http://127\.0\.0\.1:9400"):
             page_url(wrong)
