@@ -148,7 +148,7 @@ def running(command: Sequence[str], more: Mapping[str, str] = {}, quiet: bool = 
     """Run a process that ends with this one, with `more` in its environment: SIGTERM at exit, SIGKILL 8 s later; the kernel ends it if we are killed."""
     child = subprocess.Popen(
         command,
-        env={**os.environ, **more},
+        env={**os.environ, "PYTHONSAFEPATH": "1", **more},  # no module of the current folder hides one that it imports
         start_new_session=True,  # Ctrl-C in the terminal reaches only us
         stdout=subprocess.DEVNULL if quiet else None,
         preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),

@@ -80,6 +80,18 @@ def test_a_missing_extra_is_named_with_its_pip_line(missing: list[str], argument
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
+@pytest.mark.parametrize("arguments", [("agent", "--http", "nonsense"), ("up", "--http", "nonsense")])
+def test_modules_in_the_current_folder_hide_none_of_ours(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    for name in ("queue", "statistics", "struct", "zlib"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current folder')")
+    command = [str(Path(sys.executable).with_name("gpuwatch")), *arguments]
+    command += ["--port", str(free_port())] if arguments[0] == "up" else []
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 2, done.stderr
+    assert "--http nonsense: give HOST:PORT" in done.stderr
+
+
 def test_a_busy_page_port_is_named_with_the_option_that_changes_it() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
