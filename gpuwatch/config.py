@@ -29,8 +29,8 @@ class AgentSettings(msgspec.Struct, frozen=True):
     http: str = HTTP
     listen: tuple[str, ...] = ()  # Endpoints for hooks; empty: this user's socket (`endpoint.default_listen`).
     history: str | None = None
-    keep_days: Annotated[float, Meta(ge=0.01)] = 7.0
-    keep_gib: Annotated[float, Meta(ge=0.01)] = 2.0
+    keep_days: Annotated[float, Meta(ge=0.01, le=36_500)] = 7.0
+    keep_gib: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 2.0
     procfs: str = "/proc"
     sysfs: str = "/sys"
     shm: str = "/dev/shm"
@@ -38,7 +38,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
     dcgm: str | None = None  # A dcgm-exporter on this node, read instead of NVML.
     allocations: str = "/run/gpuwatch/allocations"  # Where a scheduler's scripts put a file for each job that has GPUs.
     pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"  # The kubelet's list of devices.
-    full_hours: Annotated[float, Meta(ge=0.1)] = 24.0
+    full_hours: Annotated[float, Meta(ge=0.1, le=876_000)] = 24.0
     web_config: str | None = None  # TLS and passwords, in the format of the Prometheus exporters.
     api_token_file: str | None = None  # The API's token; made by the agent where there is no such file.
     token_file: str | None = None  # The token of hooks that connect over TCP; likewise.
@@ -60,8 +60,8 @@ class StackSettings(msgspec.Struct, frozen=True):
 
     automatic: bool = False
     folder: str | None = None  # Where flame graphs are kept; None: `stacks` in the history's folder.
-    seconds: Annotated[float, Meta(ge=1)] = 3.0  # Duration of a capture.
-    rate_hz: Annotated[int, Meta(ge=1)] = 25
+    seconds: Annotated[float, Meta(ge=1, le=600)] = 3.0  # Duration of a capture.
+    rate_hz: Annotated[int, Meta(ge=1, le=1000)] = 25
     every_s: Annotated[float, Meta(ge=10)] = 600.0
     keep: Annotated[int, Meta(ge=1)] = 100  # How many flame graphs are kept.
 

@@ -155,9 +155,9 @@ class Prices:
     def __post_init__(self) -> None:
         own = {name: price for name in ("gpu_hour", "kwh") if (price := getattr(self, name)) is not None}
         for name, price in {**own, **self.models}.items():
-            if not price > 0:
+            if not 0 < price < math.inf:
                 what = "kWh" if name == "kwh" else "GPU-hour"
-                raise ConfigError(f"{name} = {price!r}: the price of a {what} must be above 0")
+                raise ConfigError(f"{name} = {price!r}: the price of a {what} must be a finite number above 0")
         if (self.models or self.kwh) and self.gpu_hour is None:
             raise ConfigError("gpu_hour is missing: it is the price of GPUs whose model is not listed")
         if not re.fullmatch(r"[^\s\"'{}`\\<>]{1,8}", self.currency):

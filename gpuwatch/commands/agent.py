@@ -37,8 +37,12 @@ def agent(
     http: Http = HTTP,
     listen: Listen = None,
     history: History = None,
-    keep_days: Annotated[float, Option(help="Retention of the history, in days.", min=0.01)] = _OWN.keep_days,
-    keep_gib: Annotated[float, Option(help="Maximum size of the history, in GiB.", min=0.01)] = _OWN.keep_gib,
+    keep_days: Annotated[
+        float, Option(help="Retention of the history, in days.", min=0.01, max=36_500)
+    ] = _OWN.keep_days,
+    keep_gib: Annotated[
+        float, Option(help="Maximum size of the history, in GiB.", min=0.01, max=1_000_000)
+    ] = _OWN.keep_gib,
     procfs: Annotated[Path, Option(help="Where the node's /proc is mounted (in a container).")] = Path(_OWN.procfs),
     sysfs: Annotated[Path, Option(help="Where the node's /sys is mounted (in a container).")] = Path(_OWN.sysfs),
     shm: Annotated[Path, Option(help="Where the node's /dev/shm is mounted (in a container).")] = Path(_OWN.shm),
@@ -46,7 +50,7 @@ def agent(
     dcgm: Annotated[str | None, Option(help=_DCGM)] = None,
     allocations: Annotated[Path, Option(help=_ALLOCATIONS)] = Path(_OWN.allocations),
     pod_resources: Annotated[Path, Option(help=_PODS)] = Path(_OWN.pod_resources),
-    full_hours: Annotated[float, Option(help=_FULL, min=0.1)] = _OWN.full_hours,
+    full_hours: Annotated[float, Option(help=_FULL, min=0.1, max=876_000)] = _OWN.full_hours,
     stacks: Annotated[bool, Option("--stacks", help=_STACKS)] = False,
     notify: Annotated[list[str] | None, Option(help=_NOTIFY)] = None,
     web_config: Annotated[Path | None, Option("--web.config.file", help=_WEB)] = None,

@@ -8,11 +8,14 @@ import random
 import sqlite3
 import threading
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 
 from gpuwatch import wire
 from gpuwatch.api import LastSteps
+from gpuwatch.config import AgentSettings
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, StepBatch, Tick
@@ -88,6 +91,20 @@ def test_what_is_too_old_goes_and_the_rest_stays(tmp_path: Path) -> None:
     assert points(history, BEGIN_S, BEGIN_S + 200, 300)[0] == (BEGIN_S + 100, 100.0)
     kept = history.reader.last_steps("run-a", 0, 1000)
     assert (kept.first_step, len(kept.time_s)) == (100, 100)
+    history.close()
+
+
+def test_the_longest_retention_that_can_be_set_deletes_nothing(tmp_path: Path) -> None:
+    longest = {field.name: field.type for field in msgspec.structs.fields(AgentSettings)}
+    days, gib, hours = (
+        next(each.le for each in get_args(longest[name]) if isinstance(each, msgspec.Meta))
+        for name in ("keep_days", "keep_gib", "full_hours")
+    )
+    history = History(tmp_path / "history.db", days * 86400, int(gib * 2**30), hours * 3600)
+    assert history.commit(tick(BEGIN_S, 1.0))
+    history.downsample(BEGIN_S + 90_000)
+    history.trim(BEGIN_S + 90_000)
+    assert history.failures == 0 and points(history, BEGIN_S, BEGIN_S + 1, 1) == [(BEGIN_S, 1.0)]
     history.close()
 
 
