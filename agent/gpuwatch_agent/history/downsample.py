@@ -14,6 +14,7 @@ from itertools import chain, islice
 import msgspec
 
 from gpuwatch import api, wire
+from gpuwatch.tools.reports.statistics import percentile
 
 MINUTE_MS = 60_000
 DURATIONS = tuple(name for name in wire.STEP_COLUMNS if name not in ("start_ns", "samples", "epoch_start"))
@@ -191,7 +192,7 @@ TIMES = ("data_wait", "transfer", "compute", "input_wait", "host_wait", "device_
 """Columns of durations: `<name>_ns` on the wire, `<name>_s` in an answer. The last four are the device's."""
 WIDTH = 8  # bytes of a packed value
 MOST_EPOCHS = 2000
-MOST_QUANTILE_STEPS = 100_000  # percentiles are exact up to so many steps, beyond it of every second, third … step
+MOST_PERCENTILE_STEPS = 100_000  # percentiles are exact up to so many steps, beyond it of every second, third … step
 _HOST = tuple(f"{name}_ns" for name in TIMES[:3])
 _MISSING, _BEGINS = wire.pack([wire.MISSING]), b"\x01"
 _decode_columns = msgspec.msgpack.Decoder(dict[str, bytes]).decode
@@ -204,7 +205,7 @@ def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[
     be larger; in the percentiles its steps count as their mean.
     """
     size = max(1, -(-total // points))
-    every = max(1, -(-total // MOST_QUANTILE_STEPS))
+    every = max(1, -(-total // MOST_PERCENTILE_STEPS))
     buckets: list[StepMinute] = []
     bucket_ns: list[list[int]] = []
     """Step times of each bucket, or of every second, third … step of it, sorted; none of downsampled ones."""
@@ -229,13 +230,13 @@ def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[
         steps=taken,
         bucket_steps=size,
         epochs=[api.Epoch(step, begin_ns / 1e9) for step, begin_ns in islice(begins, MOST_EPOCHS)],
-        step_s={f"p{q}": _quantile_s(step_ns, q) for q in (5, 50, 95, 99)} if step_ns else None,
+        step_s={f"p{q}": percentile(step_ns, q) / 1e9 for q in (5, 50, 95, 99)} if step_ns else None,
         step=[bucket.first_step for bucket in buckets],
         time_s=[bucket.start_ns / 1e9 for bucket in buckets],
         end_s=[bucket.end_ns / 1e9 for bucket in buckets],
         count=[bucket.count for bucket in buckets],
         samples=[bucket.samples if bucket.samples_known else None for bucket in buckets],
-        bucket_s={f"p{q}": [_quantile_s(found, q) if found else None for found in bucket_ns] for q in (5, 50, 95)},
+        bucket_s={f"p{q}": [percentile(found, q) / 1e9 if found else None for found in bucket_ns] for q in (5, 50, 95)},
         columns={f"{name}_s": _spread([b.columns.get(f"{name}_ns", Spread()) for b in buckets]) for name in TIMES},
     )
 
@@ -256,10 +257,6 @@ def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
                 group, free = [], size
     if group:
         yield group
-
-
-def _quantile_s(ordered_ns: Sequence[int], percent: int) -> float:
-    return ordered_ns[min(len(ordered_ns) - 1, len(ordered_ns) * percent // 100)] / 1e9
 
 
 def _spread(columns: list[Spread]) -> api.Spread | None:

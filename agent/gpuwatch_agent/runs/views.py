@@ -12,6 +12,7 @@ from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.diagnosis.rates import Done, cost_of, throughput
 from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.diagnosis.window import Window
+from gpuwatch.tools.reports.statistics import percentile
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.records import evidence as stack_evidence
 from gpuwatch_agent.runs import ENDED, Run
@@ -98,7 +99,7 @@ def recent_view(run: Run, window: Window) -> api.Recent | None:
         duration_s=window.duration_s,
         states=dict(window.states_s),
         step_s_p50=median(totals),
-        step_s_p95=totals[min(len(totals) - 1, int(0.95 * len(totals)))],
+        step_s_p95=percentile(totals, 95),
         data_wait_s_p50=median(steps.data_wait_s),
         steps_per_s=len(steps) / span_s if span_s > 0 else None,
         mfu_estimated_ratio=window.mfu_estimate,

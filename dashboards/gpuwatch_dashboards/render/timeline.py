@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from gpuwatch.api import Series, Spread, Steps
 from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, counted, display, scale_for
+from gpuwatch.tools.reports.statistics import percentile
 from gpuwatch_dashboards.panels import Panel, panels
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, text_card
@@ -159,7 +160,7 @@ def _area(row: int, kind: str, found: Sequence[tuple[float, float]], factor: flo
 HEAT_TITLE = "Data wait over the run"
 HEAT_ROWS, HEAT_COLUMNS = 100, 120
 HEAT_ROW_PX = 12
-COVER = 0.98  # the colour is full at this share of all cells: one pause at the start must not make all else pale
+COVER = 98  # the colour is full at so many per cent of all cells: one pause at the start must not make all else pale
 MEDIAN_SHADE = 3.0
 """And at no less than this many times the median wait, where any is as long: outliers stay visible where all other steps wait alike."""
 SHADES = ("rgba(213,94,0,0.05)", "rgba(213,94,0,0.35)", "rgba(213,94,0,1)")
@@ -223,5 +224,4 @@ def heat_card(steps: Steps) -> Card:
 
 def full_colour_s(known: list[float]) -> float:
     """Return the wait of full colour; `known` are those of all cells, the shortest first."""
-    covering = known[min(len(known) - 1, int(COVER * len(known)))]
-    return max(covering, min(known[-1], MEDIAN_SHADE * known[len(known) // 2])) or known[-1] or 1.0
+    return max(percentile(known, COVER), min(known[-1], MEDIAN_SHADE * known[len(known) // 2])) or known[-1] or 1.0

@@ -20,7 +20,7 @@ from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import RUN_STATES, shares
 from gpuwatch.tools.reports import model
-from gpuwatch.tools.reports.statistics import block_means, mean_interval, quantile
+from gpuwatch.tools.reports.statistics import block_means, mean_interval, percentile
 
 _POINTS = 120  # intervals of the ledger over time, and groups of steps, at most
 _STEPS = 20_000
@@ -147,8 +147,8 @@ def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatisti
         mean_s=fmean(totals),
         mean_interval_s=mean_interval(blocks),
         median_s=median(ordered),
-        p05_s=quantile(ordered, 0.05),
-        p95_s=quantile(ordered, 0.95),
+        p05_s=percentile(ordered, 5),
+        p95_s=percentile(ordered, 95),
         data_wait_s=wait_s,
         transfer_s=transfer_s,
         compute_s=compute_s,

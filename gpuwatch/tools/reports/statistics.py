@@ -18,9 +18,9 @@ _T_975 = (
 """Student's t for 95% in the middle, 1 to 38 degrees of freedom."""
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which this share of the ordered values lies (the nearest one)."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """Return the value below which so many per cent of the ordered values lie (the nearest one)."""
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
 def block_means(values: Sequence[float]) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpuwatch.tools.reports.statistics import block_means, mean_interval, quantile, speedup
+from gpuwatch.tools.reports.statistics import block_means, mean_interval, percentile, speedup
 
 
 def test_blocks_are_of_equal_size_and_the_oldest_values_are_left_out() -> None:
@@ -42,6 +42,6 @@ def test_a_speedup_without_spread_is_sure_and_one_of_few_steps_is_not() -> None:
     assert speedup([], [0.05]) is None
 
 
-def test_quantiles_are_values_that_occurred() -> None:
+def test_percentiles_are_values_that_occurred() -> None:
     values = [float(value) for value in range(100)]
-    assert (quantile(values, 0.05), quantile(values, 0.95), quantile([7.0], 0.95)) == (5.0, 95.0, 7.0)
+    assert (percentile(values, 5), percentile(values, 95), percentile([7.0], 95)) == (5.0, 95.0, 7.0)
