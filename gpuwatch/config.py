@@ -117,10 +117,11 @@ def sections(tables: Mapping[str, Any], known: Mapping[str, type[Any]], where: s
             raise ConfigError(f"{where}: {name} = … is outside of a section; move it below [{own}]")
         if name not in known:
             raise ConfigError(f"{where}: [{name}] is not a section{_suggest(name, known)}")
-    return {name: _section(known[name], table, f"{where}: [{name}]") for name, table in tables.items()}
+    return {name: section(known[name], table, f"{where}: [{name}]") for name, table in tables.items()}
 
 
-def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
+def section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
+    """Return a section as an object of its class. Raises: ConfigError that begins with `where` and names the key."""
     known = kind.__annotations__
     for key in table:
         if key not in known:

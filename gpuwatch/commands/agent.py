@@ -1,4 +1,3 @@
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -6,14 +5,8 @@ import msgspec
 from typer import Context, Option
 
 from gpuwatch.commands.options import History, Http, Listen
-from gpuwatch.config import HTTP, AgentSettings, Config, read_config
+from gpuwatch.config import HTTP, AgentSettings, Config, read_config, section
 from gpuwatch.errors import require
-
-
-class Series(str, Enum):
-    standard = "standard"
-    full = "full"
-
 
 _CONFIG = "Configuration file (TOML). Options on the command line override it."
 _SERIES = "`full` also exports link traffic, clocks, more series of runs, and counters that are still 0."
@@ -37,27 +30,23 @@ def agent(
     http: Http = HTTP,
     listen: Listen = None,
     history: History = None,
-    keep_days: Annotated[
-        float, Option(help="Retention of the history, in days.", min=0.01, max=36_500)
-    ] = _OWN.keep_days,
-    keep_gib: Annotated[
-        float, Option(help="Maximum size of the history, in GiB.", min=0.01, max=1_000_000)
-    ] = _OWN.keep_gib,
+    keep_days: Annotated[float, Option(help="Retention of the history, in days.")] = _OWN.keep_days,
+    keep_gib: Annotated[float, Option(help="Maximum size of the history, in GiB.")] = _OWN.keep_gib,
     procfs: Annotated[Path, Option(help="Where the node's /proc is mounted (in a container).")] = Path(_OWN.procfs),
     sysfs: Annotated[Path, Option(help="Where the node's /sys is mounted (in a container).")] = Path(_OWN.sysfs),
     shm: Annotated[Path, Option(help="Where the node's /dev/shm is mounted (in a container).")] = Path(_OWN.shm),
-    series: Annotated[Series, Option(help=_SERIES)] = Series.standard,
+    series: Annotated[str, Option(help=_SERIES)] = _OWN.series,
     dcgm: Annotated[str | None, Option(help=_DCGM)] = None,
     allocations: Annotated[Path, Option(help=_ALLOCATIONS)] = Path(_OWN.allocations),
     pod_resources: Annotated[Path, Option(help=_PODS)] = Path(_OWN.pod_resources),
-    full_hours: Annotated[float, Option(help=_FULL, min=0.1, max=876_000)] = _OWN.full_hours,
+    full_hours: Annotated[float, Option(help=_FULL)] = _OWN.full_hours,
     stacks: Annotated[bool, Option("--stacks", help=_STACKS)] = False,
     notify: Annotated[list[str] | None, Option(help=_NOTIFY)] = None,
     web_config: Annotated[Path | None, Option("--web.config.file", help=_WEB)] = None,
     api_token_file: Annotated[Path | None, Option(help=_API_TOKEN, envvar="GPUWATCH_API_TOKEN_FILE")] = None,
     token_file: Annotated[Path | None, Option(help=_TOKEN, envvar="GPUWATCH_TOKEN_FILE")] = None,
     otlp: Annotated[str | None, Option(help=_OTLP, envvar="GPUWATCH_OTLP")] = None,
-    otlp_every_s: Annotated[float, Option(help=_OTLP_EVERY, min=1, max=120)] = _OWN.otlp_every_s,
+    otlp_every_s: Annotated[float, Option(help=_OTLP_EVERY)] = _OWN.otlp_every_s,
 ) -> None:
     """Receive the hooks' messages, sample the node once a second, and serve Prometheus metrics and the JSON API.
 
@@ -71,10 +60,11 @@ def agent(
     from gpuwatch_agent.__main__ import go_on_as_agent
 
     settings = read_config(config) if config is not None else Config()
-    # What the command line and the environment give overrides the [agent] section; options that are no keys of it have other names.
-    sources = {name: getattr(context.get_parameter_source(name), "name", "DEFAULT") for name in context.params}
-    given = {name: value for name, value in context.params.items() if sources[name] != "DEFAULT"}
+    # What the command line and the environment give overrides the [agent] section.
+    keys, source = AgentSettings.__struct_fields__, context.get_parameter_source
+    given = {key: context.params[key] for key in keys if getattr(source(key), "name", "DEFAULT") != "DEFAULT"}
     chosen = msgspec.to_builtins(settings.agent) | msgspec.to_builtins(given, enc_hook=str)
     notices = replace(settings.notify, urls=tuple(notify)) if notify else settings.notify
     captures = replace(settings.stacks, automatic=True) if stacks else settings.stacks
-    go_on_as_agent(replace(settings, agent=msgspec.convert(chosen, AgentSettings), notify=notices, stacks=captures))
+    own = section(AgentSettings, chosen, "command line:")
+    go_on_as_agent(replace(settings, agent=own, notify=notices, stacks=captures))

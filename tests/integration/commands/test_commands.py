@@ -56,6 +56,18 @@ def test_an_unknown_option_is_named() -> None:
     assert "No such option: --htpp" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--keep-gib", "inf"), "command line: keep_gib = inf: expected `float` <= 1000000.0"),
+        (("--series", "all"), "command line: series = 'all': give standard or full"),
+    ],
+)
+def test_a_value_of_an_option_has_the_bounds_of_the_configuration(arguments: tuple[str, ...], message: str) -> None:
+    done = gpuwatch("agent", *arguments)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
 def test_an_unknown_command_is_named() -> None:
     done = gpuwatch("pu")
     assert done.returncode == 2
