@@ -99,7 +99,7 @@ def run_agent(config: Config) -> None:
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(OncePerMinute())
         host, port = server_socket.getsockname()[:2]
-        url = f"http{'s' if access.context else ''}://{host}:{port}"
+        url = f"http{'s' if access.context else ''}://{f'[{host}]' if ':' in host else host}:{port}"
         logger.info("agent: %s/metrics, hooks at %s", url, ", ".join(endpoints))
         print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True)
         gc.freeze()  # what was imported is not searched for garbage again and again

@@ -106,7 +106,7 @@ def dashboard(
 
     command, environment = streamlit_command(port, host, agent, prometheus)
     with running(command, environment) as page:
-        typer.echo(f"gpuwatch dashboard: http://{host}:{port}", err=True)
+        typer.echo(f"gpuwatch dashboard: http://{f'[{host}]' if ':' in host else host}:{port}", err=True)
         raise typer.Exit(wait_for_end([page]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -66,6 +67,24 @@ def test_an_unknown_option_is_named() -> None:
 def test_a_value_of_an_option_has_the_bounds_of_the_configuration(arguments: tuple[str, ...], message: str) -> None:
     done = gpuwatch("agent", *arguments)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_address_that_an_agent_prints_is_a_url_on_ipv6_too(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+    own = ["--history", str(tmp_path / "history.db"), "--listen", f"ipc://{tmp_path}/hook.sock"]
+    command = [sys.executable, "-m", "gpuwatch", "agent", "--http", "[::1]:0", *own]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr is not None
+        try:
+            lines = (line for line in agent.stderr if line.startswith("gpuwatch agent: "))
+            url = next(lines).removeprefix("gpuwatch agent: ").strip()
+            assert re.fullmatch(r"http://\[::1\]:\d+/metrics", url), url
+        finally:
+            agent.terminate()
 
 
 def test_an_unknown_command_is_named() -> None:
