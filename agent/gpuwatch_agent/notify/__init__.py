@@ -107,11 +107,12 @@ class Notifier(Background):
         if snapshot is not None and monotonic_s - snapshot.monotonic_s < STALE_S:
             self._update(conditions(snapshot, now_s, self._config), now_s, monotonic_s)
             self._file.save()  # before it is sent: a kill between the two sends twice rather than never
+        failed: set[str] = set()  # receivers: a try may take seconds, so their other messages wait for the next tick
         for letter in [letter for letter in self._state.letters if letter.due_s <= now_s]:
-            if self._stop.is_set():
-                break
-            self._deliver(letter, now_s)
-            self._file.save()
+            if letter.target not in failed and not self._stop.is_set():
+                if not self._deliver(letter, now_s):
+                    failed.add(letter.target)
+                self._file.save()
 
     def _follow_clock(self, now_s: float, monotonic_s: float) -> None:
         """Move the times that are kept with a clock that was set; a former agent's are not after now."""
@@ -158,8 +159,8 @@ class Notifier(Background):
             self._state.dropped += too_many
             logger.error("the queue of %d notifications is full: the %d oldest are dropped", MAX_WAITING, too_many)
 
-    def _deliver(self, letter: Letter, now_s: float) -> None:
-        """Try a message once; a failure is retried with exponential backoff, for a day."""
+    def _deliver(self, letter: Letter, now_s: float) -> bool:
+        """Return whether a message could be delivered; a failure is retried with exponential backoff, for a day."""
         state, reason = self._state, "the receiver refused it"
         try:
             delivered = self._senders[letter.target](letter.title, letter.body, letter.urgent)
@@ -168,7 +169,7 @@ class Notifier(Background):
         if delivered:
             state.letters.remove(letter)
             state.sent += 1
-            return
+            return True
         logger.warning("a notification was not delivered and will be retried: %s: %s", letter.title, reason)
         state.failed += 1
         letter.attempts += 1
@@ -177,6 +178,7 @@ class Notifier(Background):
             state.letters.remove(letter)
             state.dropped += 1
             logger.error("a notification could not be delivered for a day and is dropped: %s", letter.title)
+        return False
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):

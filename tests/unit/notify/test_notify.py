@@ -278,6 +278,30 @@ def test_a_refusal_is_tried_again_after_longer_and_longer_and_nothing_is_lost() 
     }  # fmt: skip
 
 
+def test_a_receiver_that_is_down_is_tried_once_a_tick_and_holds_up_no_other_one() -> None:
+    """Each try may take eight seconds: with ten messages for it, the others would wait for more than a minute."""
+    post, tried, works = Post(), list[str](), False
+
+    def slow(title: str, body: str, urgent: bool) -> bool:
+        tried.append(f"slow {body}")
+        return works
+
+    def good(title: str, body: str, urgent: bool) -> bool:
+        tried.append(f"good {body}")
+        return True
+
+    post.notifier._senders = {"a": slow, "b": good}
+    for number in range(3):
+        post.notifier._write("title", str(number), False, START_S)
+    post.look(0)
+    assert tried == ["slow 0", "good 0", "good 1", "good 2"]
+    post.look(2)
+    assert tried[4:] == ["slow 1"], "another message, as a receiver may refuse only one"
+    works = True
+    post.look(10)
+    assert tried[5:] == ["slow 0", "slow 1", "slow 2"]
+
+
 def test_one_that_cannot_be_delivered_for_a_day_is_dropped_and_counted() -> None:
     post = Post(repeat_s=0.0)
     post.works = False
