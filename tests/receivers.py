@@ -46,11 +46,18 @@ def webhook(inbox: Inbox | None = None, port: int = 0) -> Iterator[Inbox]:
                 box.accepted.append(body)
             try:
                 self.send_response(code)
+                if 300 <= code < 400:
+                    self.send_header("Location", "/elsewhere")
                 self.send_header("Content-Length", "2")
                 self.end_headers()
                 self.wfile.write(b"ok")
             except OSError:
                 pass  # it has given up on us
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             pass

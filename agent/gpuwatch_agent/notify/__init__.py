@@ -191,12 +191,14 @@ class Notifier(Background):
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:
     """Return a sender for each Apprise URL. Raises: ConfigError naming the URL's kind but not its secrets; MissingExtra."""
     require("apprise", "agent")
-    from apprise import Apprise, NotifyFormat, NotifyType
+    from apprise import Apprise, AppriseAsset, NotifyFormat, NotifyType
 
+    asset = AppriseAsset()
+    asset.http_redirects = False  # a POST that is redirected becomes a GET: what answers that has no message
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it logs URLs, which hold secrets
 
     def sender(url: str) -> Sender:
-        service = Apprise()
+        service = Apprise(asset=asset)
         if not service.add(url):
             kind = url.partition("://")[0] if "://" in url else "a URL without a scheme"
             raise ConfigError(

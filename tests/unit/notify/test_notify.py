@@ -520,6 +520,18 @@ def test_markup_in_a_name_is_text_in_mails_and_chats() -> None:
     assert inbox.posts
 
 
+@pytest.mark.filterwarnings("ignore:'(imghdr|cgi|audioop)':DeprecationWarning")
+def test_a_redirect_is_no_delivery() -> None:
+    """The GET that follows a redirected POST has no message, whatever answers it."""
+    pytest.importorskip("apprise")
+    with webhook() as inbox:
+        (send,) = apprise_senders([f"json://127.0.0.1:{inbox.port}/hook"]).values()
+        inbox.answer = lambda: 301
+        assert not send("title", "body", False)
+        inbox.answer = lambda: 200
+        assert send("title", "body", False)
+
+
 def test_a_name_calls_no_one_in_slack() -> None:
     """Of Apprise's own text, as it is sent: there is no Slack here."""
     apprise = pytest.importorskip("apprise")
