@@ -53,17 +53,21 @@ EVERYTHING: Mapping[str, Any] = {
 """Every value that is not its default."""
 
 
-def render(values: Mapping[str, Any] | None = None, release: str = "demo") -> dict[str, str]:
+def render(
+    values: Mapping[str, Any] | None = None, release: str = "demo", namespace: str = "ml-system"
+) -> dict[str, str]:
     """Return the text of each template by its path in the chart, as `helm template` gives it."""
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this platform")
     with helm.Chart.load(CHART) as chart:
-        rendered = chart.render(dict(values or {}), name=release, namespace="ml-system")
+        rendered = chart.render(dict(values or {}), name=release, namespace=namespace)
     return {path.removeprefix("gpuwatch/templates/"): text for path, text in rendered.items()}
 
 
-def manifests(values: Mapping[str, Any] | None = None, release: str = "demo") -> list[Manifest]:
+def manifests(
+    values: Mapping[str, Any] | None = None, release: str = "demo", namespace: str = "ml-system"
+) -> list[Manifest]:
     """Return the objects that an installation with these values makes."""
-    return list(_documents(render(values, release)))
+    return list(_documents(render(values, release, namespace)))
 
 
 def one(objects: list[Manifest], kind: str, name: str) -> Manifest:

@@ -40,6 +40,26 @@ def test_every_object_is_as_kubernetes_wants_it(values: Mapping[str, Any], versi
     assert {each["kind"] for each in checked} >= {"DaemonSet", "ServiceAccount", "ConfigMap"}
 
 
+def test_a_name_of_digits_is_a_name() -> None:
+    """Kubernetes lets releases, namespaces and Secrets be named `123` or `1e5`: YAML would make numbers of them."""
+    validate = pytest.importorskip("kubernetes_validate").validate
+    values = copy.deepcopy(dict(EVERYTHING))
+    values["agent"] |= {
+        "apiTokenSecret": "123", "priorityClassName": "7", "gpu": {"runtimeClassName": "12"},
+        "tcp": {"enabled": True, "tokenSecret": "1e5"}, "web": {"configSecret": "007"},
+        "history": {"hostPath": "/mnt/a, b: #c"},
+    }  # fmt: skip
+    for own in ({}, {"config": "", "configSecret": "99"}):
+        values["agent"] |= own
+        for each in manifests(values, release="123", namespace="456"):
+            if not each["apiVersion"].startswith("monitoring.coreos.com/"):
+                validate(each, KUBERNETES[0], strict=True)
+            assert each["metadata"]["namespace"] == "456"
+            assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == "123"
+    monitor = one(manifests(values, namespace="456"), "ServiceMonitor", "agent")
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["456"]}
+
+
 def test_kubernetes_schemas_refuse_a_misspelt_field() -> None:
     validation = pytest.importorskip("kubernetes_validate")
     daemonset = copy.deepcopy(one(manifests(), "DaemonSet", "agent"))
