@@ -149,6 +149,6 @@ def bind_http(address: str) -> socket.socket:
         server_socket.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"--http {address}: {reason}; is an agent running already? Choose another port with --http HOST:PORT"
+            f"--http {address}: {reason}; give an address of this machine and a free port (is an agent running already?)"
         ) from error
     return server_socket

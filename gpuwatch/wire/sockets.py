@@ -156,7 +156,7 @@ class ZmqReceiver:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(
-                f"--listen {endpoint}: cannot be bound ({error.strerror}): another program has it, or the folder cannot be written; choose another endpoint"
+                f"--listen {endpoint}: cannot be bound ({error.strerror}): another program has it, it is no address of this machine, or the folder cannot be written; choose another endpoint"
             ) from error
         if path is not None:
             _permit(path)

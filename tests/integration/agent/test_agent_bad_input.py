@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -183,6 +184,27 @@ def test_second_agent_is_reported_what_is_taken(agent: Agent, tmp_path: Path) ->
     output = other.refused("--history", str(agent.history))
     assert f"--history {agent.history}: another agent uses it already" in output
     assert agent.get_text("/healthz") == "ok\n"
+
+
+def test_an_address_that_is_not_this_machines_is_said_to_be_none(tmp_path: Path) -> None:
+    other = Agent(tmp_path)
+    token = tmp_path / "token"
+    for address in ("192.0.2.1:9478", "nosuch.invalid:9478"):
+        assert "; give an address of this machine and a free port" in other.refused("--http", address)
+    tcp = ("--listen", "tcp://192.0.2.1:9479", "--token-file", str(token))
+    assert "Cannot assign requested address" in (said := other.refused(*tcp)) and "no address of this machine" in said
+
+
+def test_the_url_of_an_ipv6_address_has_brackets(tmp_path: Path) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
+            port = free.getsockname()[1]
+    except OSError:
+        pytest.skip("IPv6 is off on this machine")
+    agent = Agent(tmp_path, "--http", f"[::1]:{port}")
+    agent.url = f"http://[::1]:{port}"
+    with agent:
+        assert f"gpuwatch agent: {agent.url}/metrics\n" in agent.log.read_text()
 
 
 def test_ten_thousand_run_names_are_bounded_and_counted(agent: Agent, push: zmq.Socket[bytes]) -> None:
