@@ -30,6 +30,16 @@ def test_systemd_finds_no_fault_with_it(tmp_path: Path) -> None:
     assert "ProtectHom" in _analyze("verify", str(unit)).stderr
 
 
+def test_after_a_reboot_it_waits_for_the_address_that_it_listens_on(tmp_path: Path) -> None:
+    """An address that is not there yet is an error of the configuration, after which systemd does not start it again."""
+    refused = Agent(tmp_path).refused("--http", "192.0.2.1:9478")  # with status 2
+    assert "Cannot assign requested address" in refused
+    unit = UNIT.read_text()
+    assert "RestartPreventExitStatus=2\n" in unit
+    for setting in ("After", "Wants"):
+        assert "network-online.target" in re.findall(rf"(?m)^{setting}=(.*)$", unit)[0].split()
+
+
 def test_its_exposure_is_low() -> None:
     """3.1 of 10 with systemd 252; others count a little differently."""
     done = _analyze("security", "--offline=true", "--no-pager", "--threshold=40", str(UNIT))
