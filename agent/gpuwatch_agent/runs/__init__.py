@@ -358,7 +358,7 @@ class RunRegistry:
         if peer.is_remote and isinstance(message, wire.Hello):  # nothing proves its processes: they own no GPU
             loader = None if message.loader is None else replace(message.loader, worker_pids=())
             message = replace(message, pid=0, pid_namespace=0, process_start_ticks=0, loader=loader)
-        key = self._key(message, now_ns, peer.pid)
+        key = self._key(message, now_ns, peer)
         if self._banned.get(key, 0.0) > now_s:
             raise ProtocolError(f"run {key[0]!r} was dropped after an error; it may come back in a minute", "dropped")
         run = self.runs.get(key)
@@ -406,7 +406,7 @@ class RunRegistry:
             logger.error("%s failed: %s; later errors of this kind are only counted", step, consequence, exc_info=error)
         self.failures[step] += 1
 
-    def _key(self, message: wire.Message, now_ns: int, pid: int) -> RunKey:
+    def _key(self, message: wire.Message, now_ns: int, peer: Peer) -> RunKey:
         """Return the key of a message's run: another one than it gives for a process that sends while the run's own one is alive."""
         name, sender = message.run, message.origin.sender
         key = self._apart.get(sender, (name, message.rank))
@@ -414,9 +414,11 @@ class RunRegistry:
         if run is None or sender in run.senders or not run.senders or run.status != RUNNING:
             return key
         latest = next(reversed(run.senders.values()))
-        same_hello = isinstance(message, wire.Hello) and run.hello and message.pid == run.hello.pid
-        over = same_hello or (pid and latest.pid == pid) or latest.said_bye or now_ns - run.heard_ns > SILENCE_NS
-        if over or not self._alive(run.hello):
+        silent_ns = now_ns - run.heard_ns
+        same_hello = isinstance(message, wire.Hello) and run.hello and message.pid and message.pid == run.hello.pid
+        over = same_hello or (peer.pid and latest.pid == peer.pid) or latest.said_bye or silent_ns > SILENCE_NS
+        sends = peer.is_remote and peer.address == run.address and silent_ns < GONE_NS  # no process is seen over TCP
+        if over or not (sends or self._alive(run.hello)):
             return key  # it takes over: an elastic restart, or a process's next loop
         number = 2
         while (key := (f"{name[: wire.MAX_NAME - 8]}#{number}", message.rank)) in self.runs:
@@ -459,6 +461,8 @@ class RunRegistry:
             if run.ended_s is None or now_s - run.ended_s < self.KEEP_ENDED_S:
                 run.changed = False
                 self.runs[run.key] = run
+                if run.hello is not None and run.hello.run != run.run:
+                    self._apart |= dict.fromkeys(run.senders, run.key)
 
     def forget_ended(self, now_s: float) -> None:
         """Drop the runs that ended long enough ago, and the oldest of many."""

@@ -9,6 +9,7 @@ from gpuwatch import wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.finding import Conclusion, Evidence, Finding, Verdict
 from gpuwatch.errors import ProtocolError
+from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent.runs import Run, RunRegistry, read_record
 from gpuwatch_agent.runs.views import run_view
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
@@ -333,6 +334,44 @@ def test_two_live_processes_with_one_run_and_rank_are_kept_apart(caplog: pytest.
     assert names == {"one": "run-a", "two": "run-a#2"}
     assert book.kept_apart == 1
     assert len([record for record in caplog.records if "two processes" in record.message]) == 1
+
+
+@pytest.mark.parametrize("first_ends", [False, True])
+def test_what_is_kept_apart_stays_so_over_a_restart_of_the_agent(first_ends: bool) -> None:
+    """Its totals are those since its start: under a third name, or the first one's, they would count twice."""
+    book = RunRegistry(BOOT, alive=lambda hello: True)
+    one, two = FakeHook(sender="one", pid=1), FakeHook(sender="two", pid=2)
+    for hook in (one, two):
+        hook.step(0, 500 * MS)
+        for message in (hook.hello(), hook.message()):
+            book.apply(message, hook.at_ns, wall_s(hook.at_ns))
+    if first_ends:
+        book.apply(one.bye(), one.at_ns, wall_s(one.at_ns))
+    kept = [read_record(record) for run in book.runs.values() if (record := run.record()) is not None]
+    again = RunRegistry(BOOT, alive=lambda hello: True)
+    again.restore(kept, two.at_ns, wall_s(two.at_ns))
+    two.step(0, 500 * MS)
+    for message in (two.message(), two.hello()):
+        again.apply(message, two.at_ns, wall_s(two.at_ns))
+    assert {run.run: run.counts.steps for run in again.runs.values()} == {"run-a": 1, "run-a#2": 2}
+    assert again.kept_apart == 0
+
+
+def test_two_processes_of_an_address_that_send_at_once_over_tcp_are_kept_apart() -> None:
+    """No process is visible over TCP: the one that sent within the last two seconds is alive, an older one has a successor."""
+    book = RunRegistry(BOOT, alive=lambda hello: None)
+    peer = Peer(address="10.0.0.7")
+    one, two = FakeHook(sender="one", pid=1), FakeHook(sender="two", pid=2)
+    for _ in range(5):
+        for hook in (one, two):
+            hook.step(0, 500 * MS)
+            for message in (hook.hello(), hook.message()):
+                book.apply(message, hook.at_ns, 0.0, peer)
+    assert {run.run: run.counts.steps for run in book.runs.values()} == {"run-a": 5, "run-a#2": 5}
+    restarted = FakeHook(one.at_ns + 3 * S, sender="three", pid=3).step()
+    for message in (restarted.hello(), restarted.message()):
+        book.apply(message, restarted.at_ns, 0.0, peer)
+    assert {run.run: run.counts.steps for run in book.runs.values()} == {"run-a": 6, "run-a#2": 5}
 
 
 def test_a_process_that_follows_a_dead_one_takes_over() -> None:
