@@ -105,13 +105,7 @@ class History:
         self.is_behind = self.was_behind = os.fstat(self._lock.fileno()).st_mtime == 0
         self._connection = _no_file()
         self._parts: list[Path] = []  # SQLite's other files
-        try:
-            self._open()
-        except ConfigError as refusal:
-            if shutil.disk_usage(path.parent).free > _FULL_BYTES:
-                self._lock.close()
-                raise
-            logger.warning("%s; %s", refusal, _WITHOUT)
+        self._open_if_possible(is_start=True)
 
     def commit(self, tick: Tick) -> bool:
         """Write one second in one transaction; return False on failure, which is counted and logged once."""
@@ -192,7 +186,7 @@ class History:
             return None
         if what in self._failing:
             self._failing.remove(what)
-            logger.info("history %s can be %s again", self.path, what)
+            logger.warning("history %s can be %s again", self.path, what)
         return result
 
     def _count_bad(self, rows: int | None) -> None:
@@ -247,12 +241,15 @@ class History:
         self._connection.close()
         self._connection, self._inode, self._parts = _no_file(), None, []
 
-    def _open_if_possible(self) -> None:
-        """Open the file, or create it; without one, commits fail and are counted until it can be created."""
+    def _open_if_possible(self, is_start: bool = False) -> None:
+        """Open the file, or create it; without one, commits fail and are counted. Raises: ConfigError at the start, unless the disk is full."""
         try:
             self._open()
         except ConfigError as refusal:
-            logger.warning("%s; %s", refusal, _WITHOUT)
+            if is_start and shutil.disk_usage(self.path.parent).free > _FULL_BYTES:
+                self._lock.close()
+                raise
+            logger.warning("%s; the agent continues without a history and retries", refusal)
 
     def _open(self) -> None:
         self._layout_id.cache_clear()
@@ -306,9 +303,6 @@ class History:
         used = "(page_count - freelist_count) * page_size"
         query = f"SELECT {used} FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
         return int(self._connection.execute(query).fetchone()[0])
-
-
-_WITHOUT = "the agent continues without a history and retries"
 
 
 def _no_file() -> sqlite3.Connection:

@@ -34,7 +34,6 @@ GIVE_UP_S = 86400.0  # A message that could not be delivered for this long is dr
 MAX_WAITING = 1000
 _CLOCK_SET_S = 1.0
 
-
 Sender = Callable[[str, str, bool], bool]
 """Delivers one message (title, body, whether it is urgent); false, or any exception, if it was not delivered."""
 
@@ -163,13 +162,12 @@ class Notifier(Background):
         """Return whether a message could be delivered; a failure is retried with exponential backoff, for a day."""
         state, reason = self._state, "the receiver refused it"
         try:
-            delivered = self._senders[letter.target](letter.title, letter.body, letter.urgent)
+            if self._senders[letter.target](letter.title, letter.body, letter.urgent):
+                state.letters.remove(letter)
+                state.sent += 1
+                return True
         except Exception as error:
-            delivered, reason = False, str(error)
-        if delivered:
-            state.letters.remove(letter)
-            state.sent += 1
-            return True
+            reason = str(error)
         logger.warning("a notification was not delivered and will be retried: %s: %s", letter.title, reason)
         state.failed += 1
         letter.attempts += 1
