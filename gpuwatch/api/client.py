@@ -140,8 +140,8 @@ def remedy_of(error: OSError, away: str) -> str:
     if isinstance(error.__cause__, ConfigError):
         return "correct that; no request was sent"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return "SSL_CERT_FILE has to name its CA, and the URL a host of the certificate"
-    if isinstance(error, ssl.SSLError | ConnectionResetError):
+        return "SSL_CERT_FILE has to name its CA, and the URL a host of the certificate; renew one that has expired"
+    if isinstance(error, ssl.SSLError | ConnectionResetError | FileNotFoundError):  # the last: of the certificate
         return "check http:// or https:// in the URL, and GPUWATCH_CLIENT_CERT"
     return away
 

@@ -117,12 +117,12 @@ def test_mutual_tls(tmp_path: Path, authority: Authority, monkeypatch: pytest.Mo
     agent = agent_behind(tmp_path, authority, TLS % CLIENT_CA)
     monkeypatch.setattr(agent, "_ready", lambda: "https://" in agent.log.read_text())
     with agent:
-        for own, accepted in (("operator.pem", True), ("stranger.pem", False), ("", False)):
+        for own, accepted in (("operator.pem", True), ("stranger.pem", False), ("", False), ("absent.pem", False)):
             monkeypatch.setenv("GPUWATCH_CLIENT_CERT", str(tmp_path / own) if own else "")
             if accepted:
                 wait_for("it answers", lambda: _answers(agent), 20)
             else:
-                with pytest.raises(SourceError, match="does not answer"):
+                with pytest.raises(SourceError, match=r"does not answer.*check http.*GPUWATCH_CLIENT_CERT"):
                     Client(agent.url).status()
 
 
@@ -136,6 +136,7 @@ def test_a_certificate_that_has_expired_is_named_and_the_next_one_is_taken(
     try:
         wait_for("it has started", lambda: "/metrics" in agent.log.read_text(), 60)
         wait_for("the certificate is refused", lambda: "certificate has expired" in _refusal(agent), 10)
+        assert "renew one that has expired" in _refusal(agent)
         authority.issue("node")
         wait_for("the new certificate is used", lambda: _answers(agent), 30)
         authority.path.with_name("node.key").write_text("broken")
