@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Kubernetes' probes have no password; these paths show no more than that a thread hangs
 _PROBES = ("/healthz", "/readyz")
-_HASH = r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}"
+_HASH = r"\$2[aby]\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}"
 _VERIFY = {"VerifyClientCertIfGiven": ssl.CERT_OPTIONAL, "RequireAndVerifyClientCert": ssl.CERT_REQUIRED}
 
 

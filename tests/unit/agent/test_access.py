@@ -212,6 +212,8 @@ def test_a_token_is_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest
             "basic_auth_users: {alice: secret}",
             "basic_auth_users: alice: give NAME: HASH, made by `htpasswd -nBC 10 NAME`",
         ),
+        (USERS.replace("$04$", "$03$"), "basic_auth_users: alice: give NAME: HASH"),  # bcrypt refuses these costs
+        (USERS.replace("$04$", "$32$"), "basic_auth_users: alice: give NAME: HASH"),
         ("basic_auth_users: [alice]", "basic_auth_users: ['alice']: give NAME: HASH"),
         ("http_server_config: {headers: {}}", "headers is not a key; there are: http2"),
         ("http_server_config: {http2: 3}", "http2 = 3: expected `bool`"),
