@@ -366,7 +366,7 @@ class Recorder(_OfFastPath):
         """Discard the open step, which got no batch: its time was a wait for data. `at_end`: of its loop, when the device has been polled."""
         self.leave_steady()
         if self.in_step:
-            self.log.append((events.SPAN, self.begin_ns, at_ns, state, self.data_ns))
+            self.log.append((events.SPAN, self.begin_ns, at_ns, state, self.data_ns, at_end))
         if at_end:
             self.leave_loop(at_ns)
         elif self.active_timeline is not None:

@@ -6,7 +6,7 @@ STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP, SECTIO
 (STEP, begin, end, data_wait, transfer, samples, epoch_start, piece)   a step, or its last part
 (FAST_STEP, begin, end, batch_ready, transfer, samples)         a step too; its batch was ready at `batch_ready`
 (PART, begin, end, data_wait, transfer, samples, epoch_start, piece)   a part of a step that goes on after something else
-(SPAN, begin, end, state, data_wait)                            time of one state outside steps; `other`: the loop was left
+(SPAN, begin, end, state, data_wait, at_end)                    time of one state outside steps; `other`: the loop was left
 (ENTER, at, name)                                               a phase begins; name None: a nested training loop
 (EXIT, at)                                                      the innermost one ends
 (TOKENS, count)                                                 tokens of the open step, in addition to those it has already

@@ -121,10 +121,10 @@ class Timeline:
         elif kind == EXIT:
             self._exit(entry[1])
         elif kind == SPAN:
-            _, begin, end, state, *waited = entry
+            _, begin, end, state, waited, at_end = (*entry, 0, False)[:6]
             if states.EVAL in (state, self._phase_state):
-                self.counts.eval_wait_ns += end - begin if state == states.INPUT_WAIT else sum(waited)
-            elif state == states.INPUT_WAIT and self._phase_state is None:
+                self.counts.eval_wait_ns += end - begin if state == states.INPUT_WAIT else waited
+            elif at_end and self._phase_state is None:
                 self.counts.ends_ns += end - begin
             self._book_between(begin)
             self._book_between(end, state)

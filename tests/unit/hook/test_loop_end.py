@@ -108,3 +108,33 @@ def test_a_device_that_is_not_polled_any_more_leaves_no_stall_either(watch: Watc
     states = states_ms(watch)
     assert "stalled" not in states
     assert states["other"] >= 59_000
+
+
+@pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt])
+def test_a_wait_that_ends_in_an_error_is_a_wait_and_not_the_end_of_the_pass(
+    watch: Watch, clock: Clock, error: type[BaseException]
+) -> None:
+    def batches() -> Iterator[int]:
+        yield from range(8)
+        clock.sleep_ms(2000)
+        raise error
+
+    with pytest.raises(error):
+        for _ in watch.steps(batches()):
+            clock.sleep_ms(10)
+    live_on(watch, clock, 1)
+    window = watch._publisher.accounts.window(clock())[0]
+    assert (window.end_s, window.states_s["input_wait"]) == (0.0, 2.0)
+    assert window.share("input_wait") == pytest.approx(2.0 / 3.08)
+
+
+def test_a_wait_that_ends_the_pass_is_its_end(watch: Watch, clock: Clock) -> None:
+    def batches() -> Iterator[int]:
+        yield from range(8)
+        clock.sleep_ms(2000)
+
+    for _ in watch.steps(batches()):
+        clock.sleep_ms(10)
+    live_on(watch, clock, 1)
+    window = watch._publisher.accounts.window(clock())[0]
+    assert (window.end_s, window.states_s["input_wait"], window.share("input_wait")) == (2.0, 2.0, 0.0)
