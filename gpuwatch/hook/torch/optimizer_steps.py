@@ -71,6 +71,7 @@ class OptimizerSteps:
         self._of_last: dict[int, set[int]] = {}  # the same of the last step that this optimizer began
         self._awaits_more = False  # whether such a forward pass is waited for
         self._is_inside = False  # a backward pass, or an optimizer's step
+        self._of_backward: list[Any] | None = None  # optimizers that have made a step in the backward pass that is open
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
         self._is_hidden = False  # a compiled function may call the model, and is not seen
         self._compiled: Any = None  # the class of compiled models, once it is prepared for hooks
@@ -254,6 +255,9 @@ class OptimizerSteps:
     def _step(self, of: Any) -> None:
         """End the open step, if it is bounded by this, and begin the next one."""
         recorder, owner, optimizer = self._recorder, self._recorder.step_owner, id(of)
+        if self._of_backward is not None and recorder.thread == get_ident():
+            self._of_backward.append(of)
+            return
         self.count += 1
         self._is_inside = False
         is_usual = recorder.steady is self._owner and recorder.batch_ready_ns and self._backwards < 2
@@ -433,17 +437,19 @@ class OptimizerSteps:
             self._begin()
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make a backward pass, after which the wait for the step's next batch begins, if one was taken there in the step before."""
+        """Make a backward pass. It ends the step, if optimizers step in it; else the wait for the next batch begins, if one was taken there before."""
         recorder = self._recorder
         if recorder.step_owner is not self._owner or recorder.thread != get_ident() or self._is_inside:
             return original(*args, **kwargs)
-        self._is_inside = True
+        self._is_inside, self._of_backward = True, (made := list[Any]())
         try:
             return original(*args, **kwargs)
         finally:
-            self._is_inside = False
+            self._is_inside, self._of_backward = False, None
             self._backwards += 1
-            if recorder.steady is None or self._backwards > 1:
+            if made:
+                self.guarded(self._step, made[-1])
+            elif recorder.steady is None or self._backwards > 1:
                 self.guarded(self._end_backward)
 
     def _end_backward(self) -> None:

@@ -332,6 +332,29 @@ def test_several_optimizers_and_accumulated_gradients_make_one_step(training: Tr
     assert training.watch.report().steps == 5
 
 
+def test_optimizers_that_step_in_the_backward_pass_end_the_step_with_it(training: Training) -> None:
+    layers = [torch.nn.Linear(2, 2) for _ in range(3)]
+    model = torch.nn.Sequential(*layers)
+    optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
+
+    def stepped(parameter: torch.nn.Parameter) -> None:
+        training.clock.sleep_ms(5)
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(stepped)
+    for _ in range(21):
+        training.clock.sleep_ms(20)
+        loss = model(torch.ones(1, 2)).sum()
+        training.clock.sleep_ms(10)
+        loss.backward()
+    states = training.states_ms()
+    first_ms = 25  # the backward pass goes on after the first step of all, before which nothing is known
+    assert (states["input_wait"], states["compute"]) == (400 + first_ms, 800)
+    assert training.watch.report().steps == 20
+
+
 def accumulate(training: Training, batches: int, of_one: int = 1, clip_ms: float = 0) -> None:
     """A step of several batches, each with a wait of 3 ms, and with several backward passes that take 4 ms."""
     for _ in range(batches):
