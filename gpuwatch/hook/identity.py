@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -240,16 +241,7 @@ def _parent() -> int | None:
     return None if parent is None else parent.pid
 
 
-class _TorchSteps:
-    """Whether an optimizer of torch has made a step in this process."""
-
-    seen = False
-
-    def note(self, *_: Any) -> None:
-        self.seen = True
-
-
-torch_steps = _TorchSteps()
+torch_steps = SimpleNamespace(seen=False)  # whether an optimizer of torch has made a step in this process
 
 
 def asynchronous_framework() -> str | None:

@@ -56,11 +56,7 @@ class Loop(Generic[T]):
             return
         self._given = loader
         session.torch_hooks.evaluations.end(None)
-        recorder.end_taken()
-        self._leave_evaluations()
-        level = recorder.enter(EVAL, self.began_ns) if self._is_evaluation() else 0
-        if not level:
-            session.guard(session.torch_hooks.optimizer.give_way)
+        level = self._enter_evaluation(self.began_ns)
         self._in_step_of_another = recorder.in_step and recorder.step_owner is not LOOSE
         recorder.begin_part(DATA_WAIT, self.began_ns)
         try:
@@ -79,18 +75,11 @@ class Loop(Generic[T]):
             return False
         recorder, session = self.recorder, self._session
         begin = recorder.clock()
-        recorder.end_taken()
-        self._leave_evaluations()
         self._evaluates = self._is_without_gradients()
-        if self._is_evaluation():
-            recorder.enter(EVAL, begin)
-            self._nested = True
-        else:
-            session.guard(session.torch_hooks.optimizer.give_way)
-            if self._in_step_of_another and recorder.in_step and recorder.step_owner is not LOOSE:
-                recorder.enter(None, begin)
-                self._nested = True
-        self._level = recorder.level
+        level = self._enter_evaluation(begin)
+        if not level and self._in_step_of_another and recorder.in_step and recorder.step_owner is not LOOSE:
+            level = recorder.enter(None, begin)
+        self._nested, self._level = level > 0, recorder.level
         self.training = not recorder.in_phase
         recorder.begin_part(DATA_WAIT, begin)
         # The settings of an evaluation's loader do not affect the training.
@@ -105,6 +94,15 @@ class Loop(Generic[T]):
 
     def _is_inside_fetch(self) -> bool:
         return self.recorder.doing() is DATA_WAIT and not self.recorder.parts
+
+    def _enter_evaluation(self, at_ns: int) -> int:
+        """End what a loop ends that begins; return the level of the evaluation that this one is, 0 where it trains."""
+        self.recorder.end_taken()
+        self._leave_evaluations()
+        if self._is_evaluation():
+            return self.recorder.enter(EVAL, at_ns)
+        self._session.guard(self._session.torch_hooks.optimizer.give_way)
+        return 0
 
     def _is_evaluation(self) -> bool:
         """Whether this loop is one without gradients in a run that trains: the loop of an evaluation."""

@@ -40,10 +40,7 @@ class Meter:
     def __init__(self, budget: float = BUDGET) -> None:
         self.budget = budget
         self.visits = 0  # fetches that were sampled; in every other one the thread's CPU time too
-        self._plain: deque[int] = deque(maxlen=_KEPT)
-        self._by_device: deque[int] = deque(maxlen=_KEPT)
-        self._evidence: deque[int] = deque(maxlen=_KEPT)
-        self._launches: deque[int] = deque(maxlen=_KEPT)
+        self._plain, self._by_device, self._evidence, self._launches = (deque[int](maxlen=_KEPT) for _ in range(4))
         self.device_ns = 0  # time in device events outside of fetches: last launches, and reading what has finished
         self.last_harvest = (0, 0)  # when the device's times were last read for many steps, and how long it took
         self.stretch = 1  # fetches are sampled so many times less often than by default

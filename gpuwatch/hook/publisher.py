@@ -232,8 +232,7 @@ class Publisher:
 
     def _wait(self, samples: int) -> None:
         """Wait for the next tick, or for the end, and sample the training thread's place meanwhile."""
-        clock, thread = time.perf_counter, threading.get_native_id()
-        began_s, cpu_s = clock(), time.process_time()
+        clock, thread, cpu_s = time.perf_counter, threading.get_native_id(), time.process_time()
         for _ in range(samples):
             due_s, queued_s = clock() + INTERVAL_S / samples, optional(run_queue_s, thread) or 0.0
             with contextlib.suppress(queue.Empty):
@@ -243,10 +242,9 @@ class Publisher:
             late_s = clock() - due_s - ((optional(run_queue_s, thread) or 0.0) - queued_s)
             with _fork_waits:
                 self.guard(self.accounts.sample_frames, "sampling the training thread", late_s)
-        spent_s = clock() - began_s
-        if spent_s > STILL_NS / 1e9 and time.process_time() - cpu_s < spent_s / 10:  # no thread has run
-            with self.accounts.held():
-                self.accounts.timeline.book_stopped(self._recorder.clock())
+            if late_s > STILL_NS / 1e9 and time.process_time() - cpu_s < late_s / 10:  # no thread has run
+                with self.accounts.held():
+                    self.accounts.timeline.book_stopped(self._recorder.clock())
 
     def guard(self, call: Callable[..., object], doing: str = "hooking torch", *arguments: object) -> None:
         """Call something that may fail, for example with a torch that is built differently."""

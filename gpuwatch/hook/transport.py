@@ -85,16 +85,14 @@ def columns(steps: list[StepRecord]) -> dict[str, bytes]:
     """Return the steps as packed columns; a column without a value is left out."""
     if not steps:
         return {}
-    rows: dict[str, list[int | None]] = {
-        name: [getattr(step, name) for step in steps] for name in (*wire.HOST_COLUMNS[:5], "comm_wait_ns")
-    }
+    rows: dict[str, list[int | None]] = {name: [getattr(of, name) for of in steps] for name in wire.HOST_COLUMNS[:5]}
     if any(step.epoch_start for step in steps):
         rows["epoch_start"] = [int(step.epoch_start) for step in steps]
     if any(step.exposed is not None for step in steps):
         for name in wire.DEVICE_COLUMNS:
             rows[name] = [getattr(step.exposed, name.removeprefix("device_"), None) for step in steps]
-    if not any(step.comm_wait_ns is not None for step in steps):
-        del rows["comm_wait_ns"]
+    if any(step.comm_wait_ns is not None for step in steps):
+        rows["comm_wait_ns"] = [step.comm_wait_ns for step in steps]
     return {name: wire.pack([wire.MISSING if n is None else n for n in column]) for name, column in rows.items()}
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from gpuwatch.hook.torch.patches import Patches
+from gpuwatch.hook.torch.patches import Patches, remove_hooks
 from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
 from gpuwatch.integrations.training import (
@@ -57,9 +57,7 @@ class GpuWatchHandler(FrameworkCallback):
         """Leave the engine as it was."""
         self._attached.restore()
         self._attached = Patches()
-        for handler in self._handlers:
-            handler.remove()
-        self._handlers = []
+        remove_hooks(self._handlers)
 
     def measure(self, engine: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Call what runs the engine, and measure it."""

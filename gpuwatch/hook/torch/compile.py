@@ -68,10 +68,9 @@ class CompileWatch:
         _registered.remove(self)
         if not _registered:
             vars(handler).pop("clear", None)
-        with contextlib.suppress(ValueError):  # all callbacks were cleared
-            handler.remove_start_callback(self._begins)
-        with contextlib.suppress(ValueError):
-            handler.remove_end_callback(self._ends)
+        for remove, call in (handler.remove_start_callback, self._begins), (handler.remove_end_callback, self._ends):
+            with contextlib.suppress(ValueError):  # all callbacks were cleared
+                remove(call)
         come_back()  # the end of a compilation in another thread would not be reported any more
 
     def _begins(self, _: Any) -> None:

@@ -141,7 +141,7 @@ class TorchHooks:
         recorder, torch = self._recorder, sys.modules.get("torch")
         timeline, framework = recorder.timeline, asynchronous_framework()
         if framework is not None and self._torch_hook is None:
-            self._torch_hook = at_each_optimizer_step(torch_steps.note)
+            self._torch_hook = at_each_optimizer_step(lambda *_: setattr(torch_steps, "seen", True))
         if not self._device_events or recorder.device_failed or not (timeline is None or timeline.is_astray):
             return
         # A torch that only pins another framework's batches sets CUDA up too, and allocates nothing on it.
