@@ -101,7 +101,6 @@ class AmdCollector(DriverCollector):
     """AMD's GPUs."""
 
     library = "amdsmi"
-    error: type[Exception] = NoData  # amdsmi's own once it is imported
 
     def __init__(self, timing: Timing = TIMING, load: Callable[[], Any] = load_amdsmi) -> None:
         fast, slow = ({each.__name__: partial(self._read, each) for each in tier} for tier in (FAST, SLOW))
@@ -112,29 +111,32 @@ class AmdCollector(DriverCollector):
     def start(self) -> Iterator[GpuDevice | str]:
         if self._smi is None:
             self._smi = self._load()
-            self.error = self._smi.AmdSmiException
-        with contextlib.suppress(self.error):
+        with contextlib.suppress(Exception):
             self._smi.amdsmi_shut_down()
         self._smi.amdsmi_init(self._smi.AmdSmiInitFlags.INIT_AMD_GPUS)
         for index, handle in enumerate(self._smi.amdsmi_get_processor_handles()):
             try:
                 yield self._describe(index, handle)
-            except self.error as error:
+            except Exception as error:
                 yield f"GPU {index} is listed but does not answer: {error}"
 
     def _describe(self, index: int, handle: Handle) -> GpuDevice:
-        smi = self._smi
+        smi, about = self._smi, dict[str, Any]()
+        uuid = str(smi.amdsmi_get_gpu_device_uuid(handle))
+        for read in (smi.amdsmi_get_gpu_asic_info, smi.amdsmi_get_gpu_driver_info):
+            with contextlib.suppress(Exception):  # an old or a virtual GPU may not say it
+                about |= read(handle)
+        name, driver = (str(_known(about.get(key)) or "") for key in ("market_name", "driver_version"))
         domain, _, rest = str(smi.amdsmi_get_gpu_device_bdf(handle)).partition(":")
-        uuid, name = smi.amdsmi_get_gpu_device_uuid(handle), smi.amdsmi_get_gpu_asic_info(handle).get("market_name")
-        address, driver = f"{domain:0>8}:{rest}".upper(), smi.amdsmi_get_gpu_driver_info(handle).get("driver_version")
-        about = (index, str(uuid), str(_known(name) or ""), address)
-        return GpuDevice(*about, minor=None, handle=handle, driver=str(_known(driver) or ""))
+        address = f"{domain:0>8}:{rest}".upper()
+        return GpuDevice(index, uuid, name or "AMD GPU", address, minor=None, handle=handle, driver=driver)
 
     def list_processes(self, gpu: GpuDevice) -> tuple[int, ...]:
         return tuple(sorted(int(each["pid"]) for each in self._smi.amdsmi_get_gpu_process_list(gpu.handle)))
 
     def fate(self, error: Exception) -> Fate:
-        return "lost" if getattr(error, "err_code", None) in _LOST else "absent"
+        code = getattr(error, "err_code", None)  # None: amdsmi, or its answer, is not as it is here
+        return "failed" if code is None else "lost" if code in _LOST else "absent"
 
     def _read(self, read: Callable[[Smi, Handle], list[Value]], gpu: GpuDevice) -> list[Value]:
         return read(self._smi, gpu.handle)

@@ -159,7 +159,7 @@ class Tier:
                 key, self.current = (gpu.uuid, name), f"{name} of GPU {gpu.index}"
                 try:
                     self._values[key] = (self._clock(), reading.read(gpu))
-                except self._collector.error as error:
+                except Exception as error:
                     self._values.pop(key, None)
                     fate = self._collector.fate(error) if gpu.parent is None else "absent"
                     if fate == "lost":
@@ -199,11 +199,11 @@ class DriverCollector:
     """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every ten seconds.
 
     What the slow tier gives later than a tick waits, the next tick takes. Only GPUs that the agent may use are expected; their number
-    never falls while it runs. A subclass calls its library: `start`, `list_processes`, `fate`.
+    never falls while it runs. A subclass calls its library: `start`, `list_processes`, `fate`. Whatever a call raises, only its own value is
+    missing.
     """
 
     library: str
-    error: type[Exception]
 
     def __init__(self, timing: Timing, fast: Reads, slow: Reads) -> None:
         self.timing, self.clock = timing, timing.clock
@@ -226,7 +226,7 @@ class DriverCollector:
     def start(self) -> Iterator[GpuDevice | str]:
         """Start the library, again if need be, and yield each GPU that the agent may use; why it does not answer, for one that does not.
 
-        Raises: its error; NoData where there is no driver.
+        Raises: NoData where there is no driver; whatever the library raises.
         """
         raise NotImplementedError
 
@@ -319,7 +319,7 @@ class DriverCollector:
         self.slow.forget()
         try:
             found = list(self.start())
-        except (self.error, NoData) as error:
+        except Exception as error:
             text = f"{self.library} does not start: {self.why(error)}"
             self._failure = error if isinstance(error, NoData) else GpuwatchError(text)
             if self._expected:

@@ -194,7 +194,6 @@ class GpuCollector(DriverCollector):
     """NVIDIA's GPUs; with `only_processes`, the processes on them and their XID errors."""
 
     library = "NVML"
-    error = pynvml.NVMLError
 
     def __init__(self, timing: Timing = TIMING, only_processes: bool = False) -> None:
         self._gpm = Gpm()
@@ -225,7 +224,7 @@ class GpuCollector(DriverCollector):
                 gpus.append(describe(index, handle, driver))
             except pynvml.NVMLError_NoPermission:
                 continue  # another container's
-            except pynvml.NVMLError as error:
+            except Exception as error:
                 yield f"GPU {index} is listed but does not answer: {self.why(error)}"
         self._xids.register(gpus)
         for gpu in gpus:

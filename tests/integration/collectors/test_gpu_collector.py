@@ -214,6 +214,15 @@ def test_a_gpu_that_was_lost_before_the_agent_started_is_expected(nvml, collecto
     assert (found["gpus_seen",], found["gpus_expected",]) == (1, 2)
 
 
+def test_an_error_that_is_not_nvmls_costs_its_own_value_alone(nvml, collector, monkeypatch, caplog):
+    """As of an older nvidia-ml-py, which lacks a function."""
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetPowerUsage")
+    nvml.write([FIRST])
+    found = values(collector)
+    assert "gpu_power_watts" not in of(FIRST, found) and found["gpu_utilization_ratio", "0", "GPU-aaaa"] == 1.0
+    assert "GPU 0 (GPU-aaaa): no power: " in caplog.text
+
+
 def test_another_containers_gpu_is_not_expected(nvml, collector):
     forbidden = {"nvmlDeviceGetHandleByIndex_v2": pynvml.NVML_ERROR_NO_PERMISSION}
     nvml.write([replace(FIRST, errors=forbidden), SECOND])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,29 @@ def test_lost_gpu_is_missing_and_found_again(collector: AmdCollector, smi: FakeA
     smi.errors = {}
     clock.now_s += 10
     assert look(collector)["gpuwatch_gpus_seen",] == 2
+
+
+@pytest.mark.parametrize("answer", [{}, {"energy_accumulator": "N/A", "counter_resolution": "N/A"}])
+def test_an_answer_that_is_not_as_expected_costs_its_own_value_alone(
+    collector: AmdCollector,
+    smi: FakeAmdsmi,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answer: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(smi, "amdsmi_get_energy_count", lambda _handle: answer)
+    found = look(collector)
+    assert ("driver_energy_joules_total", *FIRST) not in found
+    assert found[("power_watts", *FIRST)] == found[("power_watts", *SECOND)] == 612
+    assert collector.processes()[FIRST[1]] == (4711,)
+    assert f"GPU 0 ({FIRST[1]}): no energy" in caplog.text
+
+
+def test_a_gpu_without_a_name_and_a_driver_version_is_not_lost(collector: AmdCollector, smi: FakeAmdsmi) -> None:
+    smi.errors = {"amdsmi_get_gpu_asic_info": NOT_SUPPORTED, "amdsmi_get_gpu_driver_info": NOT_SUPPORTED}
+    found = look(collector)
+    assert (found["gpuwatch_gpus_seen",], found["gpuwatch_gpus_expected",]) == (2, 2)
+    assert found[("info", *FIRST, "AMD GPU", "00000000:C1:00.0", "")] == 1, "one without a name counts as missing"
 
 
 def test_driver_that_is_reloaded_is_restarted(collector: AmdCollector, smi: FakeAmdsmi, clock: Clock) -> None:
