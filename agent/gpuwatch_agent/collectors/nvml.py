@@ -40,13 +40,14 @@ def _newest(handle: Handle, newest: tuple[Any, ...], older: tuple[Any, ...]) -> 
 
 
 def describe(index: int, handle: Handle, driver: str) -> GpuDevice:
-    """Return what a GPU is."""
-    try:
+    """Return what a GPU is. A Jetson's has no PCI address, one of WSL no minor number."""
+    minor, address = None, ""
+    with contextlib.suppress(pynvml.NVMLError_NotSupported):
         minor = int(pynvml.nvmlDeviceGetMinorNumber(handle))
-    except pynvml.NVMLError_NotSupported:
-        minor = None
+    with contextlib.suppress(pynvml.NVMLError_NotSupported):
+        address = pynvml.nvmlDeviceGetPciInfo(handle).busId
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
-    return GpuDevice(index, uuid, name, pynvml.nvmlDeviceGetPciInfo(handle).busId, minor, handle=handle, driver=driver)
+    return GpuDevice(index, uuid, name, address, minor, handle=handle, driver=driver)
 
 
 def memory(gpu: GpuDevice) -> list[Value]:

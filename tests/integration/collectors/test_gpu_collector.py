@@ -214,6 +214,14 @@ def test_a_gpu_that_was_lost_before_the_agent_started_is_expected(nvml, collecto
     assert (found["gpus_seen",], found["gpus_expected",]) == (1, 2)
 
 
+def test_a_gpu_without_a_pci_address_is_seen(nvml, collector):
+    """As a Jetson's, for which nvidia-smi prints N/A."""
+    nvml.write([replace(FIRST, minor=None, errors={"nvmlDeviceGetPciInfo_v3": NOT_SUPPORTED})])
+    found = values(collector)
+    assert (found["gpus_seen",], found["gpus_expected",]) == (1, 1)
+    assert found["gpu_info", "0", "GPU-aaaa", "NVIDIA H100 80GB HBM3", "", "550.54.15"] == 1
+
+
 def test_an_error_that_is_not_nvmls_costs_its_own_value_alone(nvml, collector, monkeypatch, caplog):
     """As of an older nvidia-ml-py, which lacks a function."""
     monkeypatch.delattr(pynvml, "nvmlDeviceGetPowerUsage")
