@@ -357,21 +357,26 @@ class GpuLedgers:
     def __init__(self, idle_utilization: float = _IDLE) -> None:
         self._idle_utilization = idle_utilization
         self.accounts: dict[str, GpuAccount] = {}
+        self._most = 0  # GPUs at once
         self.failed: list[tuple[Run, Exception]] = []  # runs whose GPU could not be booked the last time
 
     def advance(self, readings: Sequence[GpuReading], runs_by_pid: Mapping[int, Run], now_ns: int) -> None:
         """Book all GPUs up to now; as `unknown` those that the driver no longer lists.
 
-        A MIG instance that is no longer one of its GPU's ends, and what has another size now begins at 0.
+        A MIG instance that is no longer one of its GPU's ends, and so does a GPU in whose place there is another; what has another size now
+        begins at 0.
         """
         self.failed = []
         by_uuid, listed = {reading.uuid: reading for reading in readings}, {reading.gpu for reading in readings}
         for uuid, reading in by_uuid.items():
             if uuid not in self.accounts or self.accounts[uuid].size_ratio != reading.size_ratio:
                 self.accounts[uuid] = GpuAccount(reading.gpu, uuid, now_ns, self._idle_utilization, reading.size_ratio)
-        for uuid, account in list(self.accounts.items()):
-            parent, is_instance, _ = account.gpu.partition(":")
-            if is_instance and uuid not in by_uuid and parent in listed:
+        whole = sum(":" not in gpu for gpu in listed)
+        self._most = max(self._most, whole)
+        unlisted = {uuid: account.gpu for uuid, account in self.accounts.items() if uuid not in by_uuid}
+        there = listed - set(unlisted.values())  # the index of a GPU that is missing may be another's now
+        for uuid, gpu in unlisted.items():
+            if whole == self._most or (":" in gpu and gpu.partition(":")[0] in there):
                 del self.accounts[uuid]
         for uuid, account in self.accounts.items():
             # Of one that the driver does not list nothing is known.
@@ -387,3 +392,4 @@ class GpuLedgers:
         for record in records:
             if record.boot_id == boot_id:
                 self.accounts[record.uuid] = GpuAccount.restore(record, now_ns, self._idle_utilization)
+        self._most = sum(":" not in account.gpu for account in self.accounts.values())

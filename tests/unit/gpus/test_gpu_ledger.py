@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -288,6 +290,23 @@ def test_lost_gpu_is_unknown_and_its_run_goes_on_when_it_is_back() -> None:
     node.hear(hook)
     train(node, hook, 5)
     assert node.seconds == {"compute": 4.0 + 5.0, "unknown": 10.0}  # its first second began the account
+
+
+def test_gpu_that_another_one_replaces_ends_and_one_that_is_missing_does_not() -> None:
+    """The driver was reloaded, and gives GPU 1 another UUID: of two GPUs there are two."""
+    node = Node()
+    first, second, new = (GpuReading("01"[n > 0], f"GPU-{n}", (), 0.0) for n in range(3))
+    for readings in ([first, second], [first], [first, new], [replace(new, gpu="0")], [replace(new, gpu="0")]):
+        node.now_ns += S
+        node.book.advance(readings, {}, node.now_ns)
+        if readings == [first]:
+            assert node.book.accounts.keys() == {"GPU-0", "GPU-1"}
+        else:
+            assert node.book.accounts.keys() == {"GPU-0", "GPU-1" if second in readings else "GPU-2"}
+    node.now_ns += 20 * S
+    node.restart_agent()
+    node.book.advance([replace(new, gpu="0")], {}, node.now_ns)
+    assert node.book.accounts.keys() == {"GPU-0", "GPU-2"}, "one of two is missing, as before"
 
 
 def test_restarted_agent_leaves_its_absence_to_the_run() -> None:

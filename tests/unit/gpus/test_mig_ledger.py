@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -77,6 +78,13 @@ def test_no_peak_is_known_of_an_instance() -> None:
     assert dense_peak(H100) is not None and dense_peak(TRAIN.name) is None
 
 
+def split() -> list[GpuReading]:
+    """Return GPU 0 and its two instances, held and without work."""
+    rest = GpuReading("0", "GPU-0", (), None, allocated=(), size_ratio=2 / 7)
+    sizes = {"0:0": 3 / 7, "0:1": 2 / 7}
+    return [rest, *(GpuReading(gpu, f"MIG-{gpu}", (10,), 0.0, size_ratio=size) for gpu, size in sizes.items())]
+
+
 class Node:
     """A split GPU and a clock of whole seconds."""
 
@@ -136,6 +144,20 @@ def test_instances_of_a_gpu_that_does_not_answer_are_unknown(table: ProcessTable
     assert {uuid: s for (uuid, state), s in found.items() if state == "unknown"} == pytest.approx(
         {"GPU-0": 14 * 2 / 7, "MIG-0:0": 14 * 3 / 7, "MIG-0:1": 14 * 2 / 7}, abs=0.01
     )
+
+
+def test_instances_of_a_lost_gpu_are_unknown_though_another_gpu_has_its_index_now(table: ProcessTable) -> None:
+    node = Node()
+    other = GpuReading("1", "GPU-1", (), 0.0, allocated=())
+    for _ in range(15):
+        node.now_ns += S
+        node.book.advance([*split(), other], {}, node.now_ns)
+    for _ in range(14):
+        node.now_ns += S
+        node.book.advance([replace(other, gpu="0")], {}, node.now_ns)
+    unknown = {uuid: s for (uuid, state), s in node.served(table).items() if state == "unknown"}
+    assert unknown == pytest.approx({"GPU-0": 14 * 2 / 7, "MIG-0:0": 14 * 3 / 7, "MIG-0:1": 14 * 2 / 7}, abs=0.01)
+    assert sum(unknown.values()) == pytest.approx(14), "a GPU's seconds"
 
 
 def test_sizes_survive_a_restart_of_the_agent(table: ProcessTable) -> None:
