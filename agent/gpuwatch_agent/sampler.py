@@ -55,7 +55,7 @@ class Sampler(Background):
         self._receiver = receiver
         self._history, self.writer = history, HistoryWriter(history)
         self._retention_s = RetentionClock()
-        self._boot_id = boot_id
+        self._boot_id, self._lost_memory_s = boot_id, config.alerts.gpu_lost_memory_s
         self._full = own.series == "full"
         self._served = exporter.Served(self._full)
         self._gpu_collector = gpu_source(roots, own)
@@ -89,7 +89,8 @@ class Sampler(Background):
                     "the previous agent served data that it had not written: GPU counters restart at 0, a run's continue with its next message"
                 )
             else:
-                self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
+                kept = self._history.reader.gpus()
+                self._gpu_collector.expect(self._gpus.restore(kept, self._boot_id, now_ns, self._lost_memory_s))
         except sqlite3.Error as error:  # on a full disk
             logger.warning("the previous agent's state cannot be read (%s): counters start from hooks' totals", error)
         super().start()

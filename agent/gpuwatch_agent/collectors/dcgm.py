@@ -112,6 +112,9 @@ class DcgmCollector(GpuCollector):
         self._page: dict[str, DcgmGpu] = {}
         self._most_seen = 0
 
+    def expect(self, count: int) -> None:
+        self._most_seen = count
+
     def collect(self) -> Iterable[Sample]:
         """Return the exporter's values of every GPU, and the processes that NVML lists.
 

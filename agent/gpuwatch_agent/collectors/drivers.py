@@ -223,6 +223,10 @@ class DriverCollector:
         self.sm_utilization: dict[str, dict[int, float]] = {}
         """By UUID of a GPU with several processes: each one's share of the multiprocessors' time, as of the last poll; none of one without work."""
 
+    def expect(self, count: int) -> None:
+        """Expect so many GPUs, as a former agent saw them lately."""
+        self._expected = count
+
     def start(self) -> Iterator[GpuDevice | str]:
         """Start the library, again if need be, and yield each GPU that the agent may use; why it does not answer, for one that does not.
 

@@ -50,6 +50,7 @@ class GpuRecord(msgspec.Struct):
     energy: EnergyAccount = msgspec.field(default_factory=EnergyAccount)
     shared_s: dict[Account, float] = msgspec.field(default_factory=dict)
     size_ratio: float = 1.0
+    listed_ns: int = 0  # when the driver last listed it
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ class GpuAccount:
         late: when none can be missing any more, or by the run that turns out to have held the GPU."""
         self._await_until_ns: int | None = None  # set by `restore`, until the runs that held the GPU are seen again
         self._sampled_ns: int | None = None
+        self.listed_ns = now_ns
         self._contradicted_since_ns: int | None = None
         self.shared_s: dict[Account, float] = {}
         """Seconds in which several owners' processes held the GPU, divided among these; those that held it last are last."""
@@ -333,6 +335,7 @@ class GpuAccount:
             energy=self.ledger.energy,
             shared_s=self.shared_s,
             size_ratio=self.size_ratio,
+            listed_ns=self.listed_ns,
         )
 
     @classmethod
@@ -340,7 +343,7 @@ class GpuAccount:
         """Return the ledger as a former agent left it: the time since is booked by the owning runs, else as unknown."""
         account = cls(record.gpu, record.uuid, now_ns, idle_utilization, record.size_ratio)
         account.ledger.restore(*record.ledger)
-        account.ledger.energy, account.shared_s = record.energy, record.shared_s
+        account.ledger.energy, account.shared_s, account.listed_ns = record.energy, record.shared_s, record.listed_ns
         if record.owners:
             account.following = RunsOnGpu(account.ledger, record.owners)
             account._await_until_ns = now_ns + AWAIT_NS
@@ -381,15 +384,18 @@ class GpuLedgers:
         for uuid, account in self.accounts.items():
             # Of one that the driver does not list nothing is known.
             reading = by_uuid.get(uuid) or GpuReading(account.gpu, uuid, None, None)
+            account.listed_ns = now_ns if uuid in by_uuid else account.listed_ns
             runs = {id(runs_by_pid[pid]): runs_by_pid[pid] for pid in reading.pids or () if pid in runs_by_pid}
             try:
                 account.advance(reading, list(runs.values()), now_ns)
             except Exception as error:
                 self.failed += [(run, error) for run in runs.values()]
 
-    def restore(self, records: Sequence[GpuRecord], boot_id: str, now_ns: int) -> None:
-        """Load the ledgers that a former agent of this boot kept."""
+    def restore(self, records: Sequence[GpuRecord], boot_id: str, now_ns: int, memory_s: float = 0.0) -> int:
+        """Load the ledgers that a former agent of this boot kept; return how many GPUs the driver listed so lately that they are expected."""
         for record in records:
             if record.boot_id == boot_id:
                 self.accounts[record.uuid] = GpuAccount.restore(record, now_ns, self._idle_utilization)
-        self._most = sum(":" not in account.gpu for account in self.accounts.values())
+        listed_ns = [account.listed_ns for account in self.accounts.values() if ":" not in account.gpu]
+        self._most = len(listed_ns)
+        return sum(now_ns - each <= memory_s * 1e9 for each in listed_ns)

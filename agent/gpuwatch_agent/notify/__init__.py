@@ -104,6 +104,8 @@ class Notifier(Background):
         self._follow_clock(now_s, monotonic_s)
         snapshot = self._snapshot()
         if snapshot is not None and monotonic_s - snapshot.monotonic_s < STALE_S:
+            if not snapshot.page.values("gpuwatch_gpus_seen") and "GpuLost" in self._state.standing:
+                self._seen_s["GpuLost"] = monotonic_s  # a driver that does not answer brings no GPU back
             self._update(conditions(snapshot, now_s, self._config), now_s, monotonic_s)
             self._file.save()  # before it is sent: a kill between the two sends twice rather than never
         failed: set[str] = set()  # receivers: a try may take seconds, so their other messages wait for the next tick

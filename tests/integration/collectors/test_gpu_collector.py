@@ -231,6 +231,15 @@ def test_an_error_that_is_not_nvmls_costs_its_own_value_alone(nvml, collector, m
     assert "GPU 0 (GPU-aaaa): no power: " in caplog.text
 
 
+def test_a_gpu_that_a_former_agent_saw_is_expected(nvml, collector):
+    collector.expect(2)
+    assert (values(collector)["gpus_seen",], values(collector)["gpus_expected",]) == (0, 2), "no driver"
+    nvml.write([FIRST])
+    collector.clock.now_s += 60
+    found = values(collector)
+    assert (found["gpus_seen",], found["gpus_expected",]) == (1, 2)
+
+
 def test_another_containers_gpu_is_not_expected(nvml, collector):
     forbidden = {"nvmlDeviceGetHandleByIndex_v2": pynvml.NVML_ERROR_NO_PERMISSION}
     nvml.write([replace(FIRST, errors=forbidden), SECOND])

@@ -180,6 +180,19 @@ def test_energy_of_a_real_run_by_state_is_what_the_counter_grew_by(tmp_path: Pat
         assert sum(served(agent).values()) == pytest.approx(again_j)
 
 
+def test_restarted_agent_expects_a_gpu_that_is_lost(tmp_path: Path) -> None:
+    nvml = FakeNvml(tmp_path)
+    nvml.write([gpu(0, busy=0), gpu(1, busy=0)])
+    with Agent(tmp_path, environment=nvml.environment()) as agent:
+        wait_for("both are seen", lambda: agent.metrics().get(("gpuwatch_gpus_seen",)) == 2, 6, 0.1)
+        Ledgers(agent).look(1)
+        agent.kill()
+        nvml.write([gpu(0, busy=0)])
+        agent.start()
+        wait_for("one is seen", lambda: agent.metrics().get(("gpuwatch_gpus_seen",)) == 1, 6, 0.1)
+        assert agent.metrics()["gpuwatch_gpus_expected",] == 2
+
+
 def test_wedged_driver_freezes_nothing(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path)
     nvml.write([gpu(0, busy=0)])

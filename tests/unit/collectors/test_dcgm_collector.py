@@ -186,6 +186,13 @@ def test_gpu_that_leaves_the_page_is_missing(exporter: Exporter) -> None:
     assert (values["gpuwatch_gpus_seen"], values["gpuwatch_gpus_expected"]) == (1, 2)
 
 
+def test_gpu_that_a_former_agent_saw_is_expected(exporter: Exporter) -> None:
+    source = collector(exporter)
+    source.expect(3)
+    values = {s.metric: s.value for s in source.collect()}
+    assert (values["gpuwatch_gpus_seen"], values["gpuwatch_gpus_expected"]) == (2, 3)
+
+
 def test_exporter_that_fails_is_a_failure_that_is_named(exporter: Exporter) -> None:
     now_s = [0.0]
     source = collector(exporter, clock=lambda: now_s[0])

@@ -309,6 +309,22 @@ def test_gpu_that_another_one_replaces_ends_and_one_that_is_missing_does_not() -
     assert node.book.accounts.keys() == {"GPU-0", "GPU-2"}, "one of two is missing, as before"
 
 
+def test_gpus_listed_lately_are_expected_by_the_next_agent() -> None:
+    node = Node()
+    first, second, instance = GpuReading("0", "GPU-0", (), 0.0), GpuReading("1", UUID, (), 0.0), "1:0"
+    node.book.advance([first, second, GpuReading(instance, "MIG-0", (), 0.0, size_ratio=3 / 7)], {}, node.now_ns)
+    for _ in range(100):
+        node.now_ns += S
+        node.book.advance([first], {}, node.now_ns)
+    kept = [account.record(BOOT) for account in node.book.accounts.values()]
+    assert len(kept) == 3
+    assert [GpuLedgers().restore(kept, BOOT, node.now_ns + 10 * S, memory_s) for memory_s in (111, 109, 9)] == [2, 1, 0]
+    again = GpuLedgers()
+    again.restore(kept, BOOT, node.now_ns)
+    after = [account.record(BOOT) for account in again.accounts.values()]
+    assert GpuLedgers().restore(after, BOOT, node.now_ns, 99) == 1, "a restart does not list it"
+
+
 def test_restarted_agent_leaves_its_absence_to_the_run() -> None:
     node = Node()
     hook = FakeHook(node.now_ns)

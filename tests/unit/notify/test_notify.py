@@ -56,7 +56,7 @@ class Post:
         self.works = True
         self.findings: list[Finding] = []
         self.runs: list[Run] = []
-        self.gpus = (8.0, 8.0)
+        self.gpus: tuple[float, ...] = (8.0, 8.0)
         self.samples: list[Sample] = []
         self.after_s = self.clock_set_s = 0.0
         self.notifier = Notifier(
@@ -69,8 +69,7 @@ class Post:
         return self.works
 
     def _snapshot(self) -> Snapshot:
-        seen, expected = self.gpus
-        own = [Sample("gpuwatch_gpus_seen", seen), Sample("gpuwatch_gpus_expected", expected)]
+        own = map(Sample, ("gpuwatch_gpus_seen", "gpuwatch_gpus_expected"), self.gpus)
         page = Page([*own, *self.samples])
         return Snapshot(START_S + self.after_s + self.clock_set_s, self.after_s, page, self.runs, self.findings)
 
@@ -180,6 +179,20 @@ def test_a_lost_run_and_a_lost_gpu_are_reported() -> None:
     post.look(0)
     assert sorted(post.look(61)) == ["[critical] GpuLost on n1", "[warning] GpuwatchTelemetryLost on n1"]
     assert "1 GPU fell off the bus" in next(body for title, body in post.got if "GpuLost" in title)
+
+
+def test_a_lost_gpu_is_not_resolved_by_a_driver_that_does_not_answer() -> None:
+    post = Post()
+    post.gpus = (7.0, 8.0)
+    post.look(0)
+    assert post.look(61) == ["[critical] GpuLost on n1"]
+    post.gpus = ()
+    for after_s in range(62, 4000, 2):
+        post.look(after_s)
+    assert len(post.got) == 1
+    post.gpus = (8.0, 8.0)
+    post.look(4000)
+    assert post.look(4900)[1:] == ["[resolved] GpuLost on n1"]
 
 
 def test_a_lost_run_whose_end_is_known_is_reported_with_it() -> None:
