@@ -134,7 +134,8 @@ class DcgmCollector(GpuCollector):
         seen = Sample("gpuwatch_gpus_seen", len(self._page)), Sample("gpuwatch_gpus_expected", self._most_seen)
         parts = ((each, part) for each in self._page.values() for part in self.parts([each.gpu]))
         samples = [sample for each, part in parts for sample in part.samples(each.values(part))]
-        return [*processes, *samples, *seen]
+        found = {(sample.metric, sample.labels): sample for sample in (*samples, *processes)}  # an XID can be in both
+        return [*found.values(), *seen]
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs on the page last read, by index, and the instances that NVML lists: the page has no UUID of these."""

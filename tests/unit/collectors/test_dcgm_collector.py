@@ -166,6 +166,15 @@ def test_exporter_and_nvml_together(exporter: Exporter) -> None:
     assert source.process_list_age_s("GPU-aaaa") == 3.0
 
 
+def test_an_xid_that_nvml_reports_is_there_once(exporter: Exporter) -> None:
+    """The exporter's is the last one of all, also a program's that a fault has killed."""
+    exporter.page = 'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-aaaa"} 31\n'
+    fault = Sample("gpuwatch_gpu_last_xid", 79, ("0", "GPU-aaaa"))
+    for of_nvml, expected in ([fault], [79]), ([Sample("gpuwatch_gpu_processes", 1, fault.labels)], [31]):
+        samples = collector(exporter, *of_nvml).collect()
+        assert [s.value for s in samples if s.metric == fault.metric] == expected
+
+
 def test_without_nvml_the_processes_are_not_known(exporter: Exporter) -> None:
     source = collector(exporter)
     names = {sample.metric for sample in source.collect()}
