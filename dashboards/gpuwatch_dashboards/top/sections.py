@@ -192,7 +192,7 @@ def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list
     for gpu in facts.gpus:
         sign, now = (d.swatch(gpu.state, 1), d.state_name(gpu.state)) if gpu.state else (Text(" "), "–")
         watts = f"{gpu.power_watts:.0f} W" if gpu.power_watts is not None else "–"
-        drawn, held = d.bar(facts.series.gpu_shares(gpu), bars), owner(gpu, facts.runs) or "no process"
+        drawn, held = d.bar(facts.series.gpu_shares(gpu), bars), owner(gpu, facts.runs)
         lines.append((gpu.gpu, gpu.name, sign, now, utilization(gpu), memory_of(gpu), watts, drawn, held))
     return d.table(columns, lines, selected, rows)
 
@@ -210,15 +210,14 @@ def memory_of(gpu: Gpu) -> str:
 
 
 def owner(gpu: Gpu, runs: Sequence[Run]) -> str:
-    """Return the name of the run and the processes that hold the GPU, as far as they are known."""
+    """Return the name of the run and the processes that hold the GPU."""
     run = next((run for run in runs if run.run == gpu.run), None)
-    name = title_of(run) if run is not None else gpu.run if gpu.run == "shared" else None
-    return " · ".join(part for part in (name, gpu.owner) if part)
+    return shown.holder(gpu, title_of(run) if run is not None else gpu.run if gpu.run == "shared" else None)
 
 
 def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
     """Return one GPU: a bar of its last minute, its findings and curves."""
-    title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
+    title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs)]))
     shares = facts.series.gpu_shares(gpu)
     bar = Text(" ").append_text(d.bar(shares, width - 2))
     lines = [d.rule(title, width), bar, *d.flowed(d.legend(shares, {}), width)]

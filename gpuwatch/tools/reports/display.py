@@ -7,8 +7,9 @@ States that mean trouble without a loader to blame also have a pattern, so that 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from gpuwatch.api import Gpu
 from gpuwatch.formatting import percent
-from gpuwatch.ledger.states import ENERGY_KINDS, shares
+from gpuwatch.ledger.states import ENERGY_KINDS, WITHOUT_PROCESS, shares
 
 BLUE, VERMILLION, ORANGE, GREEN = "#0072B2", "#D55E00", "#E69F00", "#009E73"
 SKY, PINK, YELLOW = "#56B4E9", "#CC79A7", "#E3D02F"
@@ -169,6 +170,12 @@ def digits(value: float) -> str:
 def counted(count: int, what: str) -> str:
     """Return e.g. "1 step", "3,883 steps"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def holder(gpu: Gpu, run: str | None) -> str:
+    """Return the run and the processes that hold a GPU, as far as they are known; "–" where it is not known that there is none."""
+    known = " · ".join(part for part in (run, gpu.owner) if part)
+    return known or ("no process" if gpu.state in WITHOUT_PROCESS else "–")
 
 
 def energy(joules: Mapping[str, float]) -> str:

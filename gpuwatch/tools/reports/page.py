@@ -27,7 +27,7 @@ from gpuwatch.tools.stacks.records import rows as stack_rows
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
-_DISPLAY = ("PHASES", "SEVERITIES", "STATES", "STATUS_SIGNS", "VERDICTS")
+_DISPLAY = ("PHASES", "SEVERITIES", "STATES", "STATUS_SIGNS", "VERDICTS", "holder")
 
 
 @cache

@@ -19,6 +19,7 @@ from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import SourceError
 from gpuwatch.wire import Loader
 from gpuwatch_dashboards.panels import live_panels
+from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import HELP, PageName, View, once
@@ -190,6 +191,15 @@ def test_a_gpu_names_who_holds_it_by_the_run_s_name_and_its_finding() -> None:
     text = "\n".join(screen(held, 120, 30, View(page="gpus")))
     assert "name-r1 · u0" in text and "GPU 0 is held and does nothing" in text
     assert "GPU 0 is held" in "\n".join(screen(shown, view=View(page="findings")))
+
+
+@pytest.mark.parametrize(("state", "held"), [("unknown", "–"), ("busy_unattributed", "–"), ("free", "no process")])
+def test_only_a_gpu_that_is_known_to_be_free_has_no_process(state: str, held: str) -> None:
+    """Of one that fell off the bus, or where the agent cannot list processes, nothing is known."""
+    gpu = Gpu("0", "GPU-0", state=state)
+    lines = screen(facts(run("r1"), gpus=1, node={"gpus": (gpu,)}), 120, 30, View(page="gpus"))
+    assert next(line for line in lines if line.startswith("▸ 0")).rstrip().endswith(f" {held}")
+    assert f'<td data-label="Held by"><span>{held}</span></td>' in cards.gpu_table([gpu], [], [])
 
 
 def test_every_panel_is_listed_with_its_curves_or_why_there_is_none() -> None:
