@@ -109,8 +109,7 @@ class AmdCollector(DriverCollector):
         self._smi: Any = None
 
     def start(self) -> Iterator[GpuDevice | str]:
-        if self._smi is None:
-            self._smi = self._load()
+        self._smi = self._smi or self._load()
         with contextlib.suppress(Exception):
             self._smi.amdsmi_shut_down()
         self._smi.amdsmi_init(self._smi.AmdSmiInitFlags.INIT_AMD_GPUS)

@@ -199,8 +199,7 @@ class DriverCollector:
     """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every ten seconds.
 
     What the slow tier gives later than a tick waits, the next tick takes. Only GPUs that the agent may use are expected; their number
-    never falls while it runs. A subclass calls its library: `start`, `list_processes`, `fate`. Whatever a call raises, only its own value is
-    missing.
+    never falls while it runs. A subclass calls its library: `start`, `list_processes`, `fate`.
     """
 
     library: str
@@ -334,15 +333,13 @@ class DriverCollector:
         if len(self._gpus) > before:
             log.info("%s lists %s GPUs, driver %s", self.library, len(self._gpus), self._gpus[0].driver)
             self.warn.cache_clear()  # later failures are logged again
-        for silent in found:
-            if isinstance(silent, str):
-                self.warn(silent)
+        for silent in (each for each in found if isinstance(each, str)):
+            self.warn(silent)
 
     def _poll(self) -> bool:
         """Read what is due; return whether all expected GPUs are healthy. Removes lost ones from the list."""
         lost, sound = self.fast.round(self._gpus)
-        for gpu in self._gpus:
-            if gpu.uuid in lost:
-                self.warn(f"{gpu} is lost: {self.why(lost[gpu.uuid])}")
+        for gpu in (each for each in self._gpus if each.uuid in lost):
+            self.warn(f"{gpu} is lost: {self.why(lost[gpu.uuid])}")
         self._gpus = tuple(gpu for gpu in self._gpus if gpu.uuid not in lost)
         return sound and 0 < len(self._gpus) >= self._expected

@@ -113,12 +113,9 @@ def sm_utilization(handle: Handle, since_s: float) -> dict[int, float] | None:
 
 def ecc_errors(gpu: GpuDevice) -> list[Value]:
     """Return memory errors since the driver was loaded. Not supported where ECC is off."""
-    corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    found: list[Value] = []
-    for kind, code in (("corrected", corrected), ("uncorrected", uncorrected)):
-        errors = pynvml.nvmlDeviceGetTotalEccErrors(gpu.handle, code, pynvml.NVML_VOLATILE_ECC)
-        found += values(kind, ecc_errors_total=errors)
-    return found
+    kinds = ((name, getattr(pynvml, f"NVML_MEMORY_ERROR_TYPE_{name.upper()}")) for name in ("corrected", "uncorrected"))
+    read, since = pynvml.nvmlDeviceGetTotalEccErrors, pynvml.NVML_VOLATILE_ECC
+    return [("gpuwatch_gpu_ecc_errors_total", read(gpu.handle, code, since), (name,)) for name, code in kinds]
 
 
 _LINK_ERRORS = [getattr(pynvml, f"NVML_NVLINK_ERROR_DL_{x}") for x in ("REPLAY", "RECOVERY", "CRC_FLIT", "CRC_DATA")]
@@ -198,12 +195,9 @@ class GpuCollector(DriverCollector):
 
     def __init__(self, timing: Timing = TIMING, only_processes: bool = False) -> None:
         self._gpm = Gpm()
-        fast: Reads = {"xids": self._read_xids}
-        slow: Reads = {"mig_instances": self._list_instances}
-        if not only_processes:
-            fast = {**fast, **FAST, "gpm": lambda gpu: self._gpm.read(gpu)}
-            slow = {**slow, **SLOW}
-        super().__init__(timing, fast, slow)
+        measured: Reads = {} if only_processes else {**FAST, "gpm": lambda gpu: self._gpm.read(gpu)}
+        fast, slow = {"xids": self._read_xids, **measured}, {"mig_instances": self._list_instances}
+        super().__init__(timing, fast, slow if only_processes else {**slow, **SLOW})
         self._xids = XidWatch(timing.wall_clock)
 
     def start(self) -> Iterator[GpuDevice | str]:
@@ -274,20 +268,20 @@ class Gpm:
     """
 
     def __init__(self) -> None:
-        self._supported: dict[str, bool] = {}
-        self._samples: dict[str, tuple[Any, Any, bool]] = {}
-        """By UUID: two alternating samples, the older one and the one to be written next; whether the older one is filled."""
+        self._samples: dict[str, tuple[Any, Any, bool] | None] = {}
+        """By UUID: two alternating samples, the older one and the one to be written next; whether the older one is filled. None: not supported."""
 
     def read(self, gpu: GpuDevice) -> list[Value]:
         """Return the metrics of a GPU or MIG instance since the last tick that the driver has; none in the first one. Raises: NVMLError."""
-        uuid, handle = gpu.uuid, gpu.handle if gpu.parent is None else gpu.parent
-        if uuid not in self._supported:
-            self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
-        if not self._supported[uuid] or gpu.is_part_of_instance:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        uuid = gpu.uuid
         if uuid not in self._samples:
-            self._samples[uuid] = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc(), False)
-        old, new, filled = self._samples[uuid]
+            support = pynvml.nvmlGpmQueryDeviceSupport(gpu.handle if gpu.parent is None else gpu.parent)
+            is_measured = support.isSupportedDevice and not gpu.is_part_of_instance
+            alloc = pynvml.nvmlGpmSampleAlloc
+            self._samples[uuid] = (alloc(), alloc(), False) if is_measured else None
+        if (samples := self._samples[uuid]) is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        old, new, filled = samples
         if gpu.parent is not None:
             pynvml.nvmlGpmMigSampleGet(gpu.parent, int(gpu.instance[0]), new)
         else:
@@ -330,8 +324,7 @@ class XidWatch:
         self._last: dict[str, tuple[int, float]] = {}
 
     def register(self, gpus: Sequence[GpuDevice]) -> None:
-        """Subscribe to these GPUs' errors, in place of an earlier subscription; GPUs without events are skipped."""
-        self.close()
+        """Subscribe to these GPUs' errors; GPUs without events are skipped."""
         with contextlib.suppress(pynvml.NVMLError):
             self._events = pynvml.nvmlEventSetCreate()
         for gpu in gpus if self._events is not None else ():

@@ -81,7 +81,6 @@ def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -
     edges = {edge for timeline in timelines for begin, end, _ in timeline for edge in (begin, end)}
     moments = sorted(edge for edge in edges | {begin_ns, until_ns} if begin_ns <= edge <= until_ns)
     at = [0] * len(timelines)
-    pending: tuple[str | None, int] | None = None
     for moment, following in itertools.pairwise(moments):
         states = []
         for number, timeline in enumerate(timelines):
@@ -89,12 +88,7 @@ def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -
                 at[number] += 1
             if at[number] < len(timeline) and timeline[at[number]][0] <= moment:
                 states.append(timeline[at[number]][2])
-        state = min(states, key=PRIORITY.index, default=None)
-        if pending is not None and pending[0] != state:
-            yield pending
-        pending = (state, following)
-    if pending is not None:
-        yield pending
+        yield min(states, key=PRIORITY.index, default=None), following
 
 
 @dataclass
@@ -157,8 +151,7 @@ class RunsOnGpu:
                 name = st.UNKNOWN if state is None else renamed.get(state, state)
                 booked[name] = booked.get(name, 0) + self._ledger.book(name, moment_ns)
         watermark_ns = self._ledger.watermark_ns
-        still = {k: one for k, one in self._followed.items() if one.left_ns is None or one.left_ns > watermark_ns}
-        self._followed = still
+        self._followed = {k: f for k, f in self._followed.items() if f.left_ns is None or f.left_ns > watermark_ns}
         return {state: ns for state, ns in booked.items() if ns}
 
     def records(self) -> list[OwnerRecord]:
@@ -226,14 +219,15 @@ class GpuAccount:
     def advance(self, reading: GpuReading, runs: Sequence[Run], now_ns: int) -> None:
         """Book the time up to now (or up to the owning runs' watermark). `runs` are those with a process on this GPU."""
         passed_s = 0.0 if self._sampled_ns is None else (now_ns - self._sampled_ns) / 1e9
-        shared = reading.shares if passed_s <= LATE_NS / 1e9 else {}
+        missed = passed_s > LATE_NS / 1e9
+        shared = {} if missed else reading.shares
         for owner, share in shared.items():
             self.shared_s[owner] = self.shared_s.pop(owner, 0.0) + share * passed_s
         for owner in list(self.shared_s)[:-_MOST_ACCOUNTS]:
             del self.shared_s[owner]
         held_before, before = self.running, dict(self.ledger.energy.joules)
         self.ledger.energy.read(reading.energy_joules, now_ns)
-        self._book_time(reading, runs, now_ns)
+        self._book_time(reading, runs, now_ns, missed)
         used = {state: joules - before.get(state, 0.0) for state, joules in self.ledger.energy.joules.items()}
         holders = self.running or held_before  # those that have just left: their last seconds
         of = [account_of(completed(each.owner, self.allocated)) for each in holders]
@@ -242,12 +236,11 @@ class GpuAccount:
             each.lent_s += passed_s * (1 - share) if self.running else 0.0
             each.add_energy(used, share)
 
-    def _book_time(self, reading: GpuReading, runs: Sequence[Run], now_ns: int) -> None:
+    def _book_time(self, reading: GpuReading, runs: Sequence[Run], now_ns: int, missed: bool) -> None:
         running = [run for run in runs if run.status == RUNNING and run.ledger is not None]
         self.run, self.running = running[0] if len(running) == 1 else None, running
         self.gpu, self.pids, self.allocated = reading.gpu, reading.pids or (), reading.allocated or ()
         self.owner = SHARED if len(running) > 1 else (self.run.run if self.run is not None else "")
-        missed = self._sampled_ns is not None and now_ns - self._sampled_ns > LATE_NS
         self._sampled_ns = now_ns
         if self._await_until_ns is not None:
             if reading.pids is None and now_ns < self._await_until_ns:
@@ -261,10 +254,8 @@ class GpuAccount:
             self.state = max(booked, key=lambda state: booked[state])
         if not self.following:
             self._book_without_hook(reading, now_ns, missed)
-        if self.state != st.HELD_IDLE or reading.utilization_ratio is None:
-            self.idle_since_ns = None
-        elif self.idle_since_ns is None:
-            self.idle_since_ns = now_ns
+        is_idle = self.state == st.HELD_IDLE and reading.utilization_ratio is not None
+        self.idle_since_ns = (self.idle_since_ns or now_ns) if is_idle else None
 
     def _open(self, running: Sequence[Run]) -> None:
         """Book the time before the first run's hook was there."""
@@ -325,18 +316,10 @@ class GpuAccount:
 
     def record(self, boot_id: str) -> GpuRecord:
         """Return what is kept over a restart of the agent."""
-        return GpuRecord(
-            uuid=self.uuid,
-            gpu=self.gpu,
-            boot_id=boot_id,
-            ledger=self.ledger.kept(),
-            owners=self.following.records(),
-            free=self._free,
-            energy=self.ledger.energy,
-            shared_s=self.shared_s,
-            size_ratio=self.size_ratio,
-            listed_ns=self.listed_ns,
-        )
+        names = ("uuid", "gpu", "shared_s", "size_ratio", "listed_ns")
+        same = {name: getattr(self, name) for name in names}
+        ledger, owners, energy = self.ledger.kept(), self.following.records(), self.ledger.energy
+        return GpuRecord(boot_id=boot_id, ledger=ledger, owners=owners, free=self._free, energy=energy, **same)
 
     @classmethod
     def restore(cls, record: GpuRecord, now_ns: int, idle_utilization: float = _IDLE) -> GpuAccount:
@@ -366,8 +349,7 @@ class GpuLedgers:
     def advance(self, readings: Sequence[GpuReading], runs_by_pid: Mapping[int, Run], now_ns: int) -> None:
         """Book all GPUs up to now; as `unknown` those that the driver no longer lists.
 
-        A MIG instance that is no longer one of its GPU's ends, and so does a GPU in whose place there is another; what has another size now
-        begins at 0.
+        A MIG instance that is no longer one of its GPU's ends, and a GPU that another one replaces; what has another size now begins at 0.
         """
         self.failed = []
         by_uuid, listed = {reading.uuid: reading for reading in readings}, {reading.gpu for reading in readings}

@@ -6,7 +6,7 @@ Pure arithmetic; times in ns of the agent's monotonic clock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
@@ -168,8 +168,7 @@ class Trace:
             if one.end_ns != two.begin_ns:  # a gap between them: the older one is dropped
                 self._stretches.appendleft(two)
                 return
-            states = one.parts_ns.keys() | two.parts_ns.keys()
-            parts = {state: one.parts_ns.get(state, 0) + two.parts_ns.get(state, 0) for state in states}
+            parts = Counter(one.parts_ns) + Counter(two.parts_ns)
             self._stretches.appendleft(Stretch(one.begin_ns, two.end_ns, parts))
 
     def begin_ns(self) -> int | None:

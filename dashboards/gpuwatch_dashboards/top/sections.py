@@ -193,12 +193,10 @@ def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list
         sign, now = (d.swatch(gpu.state, 1), d.state_name(gpu.state)) if gpu.state else (Text(" "), "–")
         watts = f"{gpu.power_watts:.0f} W" if gpu.power_watts is not None else "–"
         drawn, held = d.bar(facts.series.gpu_shares(gpu), bars), owner(gpu, facts.runs)
-        lines.append((gpu.gpu, gpu.name, sign, now, utilization(gpu), memory_of(gpu), watts, drawn, held))
+        lines.append(
+            (gpu.gpu, gpu.name, sign, now, display(gpu.utilization_ratio, "ratio"), memory_of(gpu), watts, drawn, held)
+        )
     return d.table(columns, lines, selected, rows)
-
-
-def utilization(gpu: Gpu) -> str:
-    return f"{gpu.utilization_ratio:.0%}" if gpu.utilization_ratio is not None else "–"
 
 
 def memory_of(gpu: Gpu) -> str:
@@ -244,7 +242,7 @@ def gpu_strip(gpus: Sequence[Gpu], width: int) -> list[Text]:
     pieces = [d.styled("GPU", DIM)]
     for gpu in gpus:
         pieces.append(d.styled(f"{gpu.gpu} ", DIM).append_text(d.swatch(gpu.state or "unknown", 1)))
-        pieces[-1].append(f" {utilization(gpu)}", BOLD)
+        pieces[-1].append(f" {display(gpu.utilization_ratio, 'ratio')}", BOLD)
     lines = d.flowed(pieces, width)
     if len(lines) > 1:
         lines = d.flowed(pieces, width - 8)
