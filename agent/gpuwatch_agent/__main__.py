@@ -26,10 +26,10 @@ def go_on_as_agent(config: Config) -> None:
             pickle.dump((config, level), file)
         os.lseek(memory, 0, os.SEEK_SET)
         os.set_inheritable(memory, True)
-        # glibc then gives freed blocks of 64 KiB and more back: it would keep what one flood or long answer took
-        os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "65536")
-        os.environ["PYTHONSAFEPATH"] = "1"  # -m would import modules of the current folder, such as a user's queue.py
-        os.execv(sys.executable, [sys.executable, "-m", "gpuwatch_agent", "--options-from", str(memory)])
+        # glibc then gives freed blocks of 64 KiB and more back: it would keep what one flood or long answer took.
+        # And -m would import modules of the current folder, such as a user's queue.py.
+        environment = {"MALLOC_MMAP_THRESHOLD_": "65536", **os.environ, "PYTHONSAFEPATH": "1"}
+        os.execve(sys.executable, [sys.executable, "-m", "gpuwatch_agent", "--options-from", str(memory)], environment)
     except OSError as error:  # forbidden here
         logging.getLogger(__name__).debug("the agent continues in the same interpreter: %s", error)
     from gpuwatch_agent.main import run_agent

@@ -23,16 +23,19 @@ OPTIONS = Config(
 def test_options_thresholds_and_log_level_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[object] = []
 
-    def execv(program: str, arguments: list[str]) -> None:
+    before = dict(os.environ)
+
+    def execve(program: str, arguments: list[str], environment: dict[str, str]) -> None:
         assert program == sys.executable and arguments[1:4] == ["-m", "gpuwatch_agent", "--options-from"]
         assert "secret" not in " ".join(arguments)
         descriptor = int(arguments[4])
         assert os.get_inheritable(descriptor)
         with os.fdopen(descriptor, "rb") as file:
             handed.extend(pickle.load(file))
+        assert environment["PYTHONSAFEPATH"] == "1" and dict(os.environ) == before
         raise SystemExit(0)
 
-    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(os, "execve", execve)
     with pytest.raises(SystemExit):
         fresh.go_on_as_agent(OPTIONS)
     assert handed == [OPTIONS, logging.getLogger().getEffectiveLevel()]
