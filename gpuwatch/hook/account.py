@@ -1,7 +1,7 @@
 """The accounts of one watched process: its recorder's log applied to a timeline, and what else a diagnosis needs.
 
-Shared by the background thread and `report()`, under one lock that the hot path never takes. A signal handler or a finalizer may run in a
-thread that holds the lock already: it gets the lock too, but only reads.
+Shared by the background thread and `report()`, under one lock that the hot path never takes. A signal handler or a
+finalizer may run in a thread that holds the lock already: it gets the lock too, but only reads.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Accounts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[bool]:
-        """Hold the lock; yields False where this thread holds it already and is in the middle of a change, so that nothing may be changed."""
+        """Hold the lock; yield False in the middle of a change by this thread: then nothing may be changed."""
         with self.lock:
             if self._holder is not None:
                 yield False
@@ -145,7 +145,7 @@ class Accounts:
         return self._holder == get_ident()
 
     def apply(self, now_ns: int) -> None:
-        """Book all that the recorder has logged, and the time since as far as it is certain. Call with the lock held."""
+        """Book all that the recorder has logged, and the time since then that is certain. Call with the lock held."""
         with contextlib.suppress(IndexError):  # one call: a signal handler raises before or after it
             self.timeline.entries.extend(iter(self.recorder.log.popleft, ()))
         steps = self.timeline.apply()
@@ -181,7 +181,7 @@ class Accounts:
         return self.recorder.begin_ns if self.recorder.step_owner not in (None, TAKEN) else None
 
     def _note_untrained(self, step: StepRecord) -> None:
-        """Add a step to those of passes that train nothing; leave these out of the evidence once a later pass trains."""
+        """Add a step to those of passes that train nothing, which are no evidence once a later pass trains."""
         since = self.trained_since_ns
         assert self._untrained is not None
         if since is None or step.start_ns + step.total_ns <= since:
@@ -195,14 +195,14 @@ class Accounts:
         self._first_batches = self._first_waits_ns = self.timeline.counts.ends_ns = 0
 
     def begin_feed(self, feed: FetchEvidence) -> None:
-        """A training pass begins: from now on it is compared with those that are open. Called by the training thread."""
+        """Compare a training pass that begins with those that are open. Called by the training thread."""
         for each in self.feeds:
             each.is_past, each.led_ns = not each.is_open, -each.inside_ns
         self.feeds.append(feed)
         del self.feeds[:-_MOST_FEEDS]
 
     def _collect_evidence(self) -> None:
-        """Count what fetches have shown: of several loaders that feed a step those of the one that is waited for longest, whose settings count."""
+        """Count what fetches have shown: of several loaders that feed a step only the one waited for most counts."""
         waited_ns = self.timeline.counts.phases_ns["data_wait"]
         new_ns, self._waited_ns = waited_ns - self._waited_ns, waited_ns
         new = [(feed, *feed.take()) for feed in list(self.feeds)]
@@ -273,7 +273,7 @@ class Accounts:
         return {state: ns for state, ns in tail.totals_ns.items() if ns}
 
     def window(self, now_ns: int, settled: bool = True) -> tuple[Window, dict[str, int]]:
-        """Return the run as a window for the diagnosis, and its provisional tail in ns by state: `unknown` if not `settled`. Lock held."""
+        """Return the run as a window, its provisional tail in ns by state: `unknown` if not `settled`. Lock held."""
         from gpuwatch.diagnosis.window import make_window
 
         states = {state: ns for state, ns in self.timeline.ledger.totals_ns.items() if ns}
@@ -321,8 +321,8 @@ class Accounts:
     def _steps_in_proportion(self) -> list[StepRecord]:
         """Return steps with first batches as frequent among them as in the whole run, so that a diagnosis may sum them.
 
-        First batches are kept of far more passes than other steps, and so they are sampled. Of passes so long that fewer than two would remain,
-        though the pauses matter, the later steps are repeated instead.
+        First batches are kept of far more passes than other steps, and so they are sampled. In passes so long that
+        fewer than two would remain, although the pauses matter, the later steps are repeated instead.
         """
         firsts, later = list(self._epoch_starts), list(self._recent)
         others = self.timeline.counts.steps - self._untrained_steps - self._first_batches
@@ -344,7 +344,7 @@ class Accounts:
         return sorted((*firsts, *later[-fitting:]), key=lambda step: step.start_ns)
 
     def comm_wait_s(self) -> float | None:
-        """Return the mean wait for other ranks of the last steps in which it was measured; None where that is not most of them."""
+        """Return the mean wait for other ranks in the last steps; None unless it was measured in most of them."""
         waits_ns = [step.comm_wait_ns for step in self._recent if step.comm_wait_ns is not None]
         return sum(waits_ns) / len(waits_ns) / 1e9 if 2 * len(waits_ns) > len(self._recent) else None
 
@@ -355,7 +355,7 @@ class Accounts:
         return any(len(times.get(pid, ())) < 2 for pid in pids)
 
     def sample_host(self) -> None:
-        """Sample the node, the loader's workers and the GPU. Without the lock: reading from the kernel may take long."""
+        """Sample the node, the loader's workers and the GPU. Not under the lock: the kernel may take long to answer."""
         from gpuwatch.hook.evidence import OwnGpu, StepIdle
 
         loader = self.loader
@@ -373,7 +373,7 @@ class Accounts:
             self.step_idle.sample(computed_ns / 1e9)
 
     def sample_frames(self, late_s: float = 0.0) -> None:
-        """Sample where the training thread is in the user's code. Called by another thread, which has woken up too late by `late_s`."""
+        """Sample where the training thread is in the user's code. Called by another one, woken up `late_s` late."""
         from gpuwatch.host.frames import OwnFrames, interrupting
 
         recorder = self.recorder
@@ -387,7 +387,7 @@ class Accounts:
                 self.frames.sample(recorder.thread, doing, in_python, kept, doing is _FIRST)
 
     def note_standstill(self, now_ns: int) -> None:
-        """Note where a process is that makes no progress, and again every ten seconds. Called by another thread than the training's."""
+        """Note where a process without progress is, every ten seconds. Called by another thread than the training's."""
         from gpuwatch.hook.torch.communication import last_collectives
         from gpuwatch.host.frames import place_of
 
@@ -399,7 +399,7 @@ class Accounts:
             self.standstill = Standstill(place, last_collectives())
 
     def loader_with_batch(self) -> Loader | None:
-        """Return the loader's settings with the size of a batch, and whether that is pinned, as a copy of it has shown."""
+        """Return the loader's settings with a batch's size, and whether it is pinned, as a copy of it has shown."""
         seen = {"batch_bytes": self.batch_bytes, "pin_memory": self.recorder.pinned}
         known = {name: value for name, value in seen.items() if value is not None}
         if self.loader is None and self.recorder.pinned is None:
@@ -429,6 +429,6 @@ def _columns(steps: Sequence[StepRecord]) -> StepColumns:
 
 
 def device() -> str:
-    """Return what the training computes on, as far as it has been set up: torch's "cuda", "xpu" …, "jax:cuda", "jax:cpu" …, "tensorflow", else "cpu"."""
+    """Return what is set up to train on: torch's "cuda", "xpu" …, "jax:cuda", "jax:cpu" …, "tensorflow", else "cpu"."""
     torch = sys.modules.get("torch")
     return (device_in_use(torch) if torch is not None else None) or asynchronous_framework() or "cpu"

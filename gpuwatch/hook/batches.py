@@ -18,7 +18,7 @@ from gpuwatch.wire import MAX_TEXT, Loader
 
 _DEPTH = 16
 _PLAIN = dict.__getitem__, MappingProxyType.__getitem__
-"""Of mappings that only keep their items, as a UserDict does: others may make, or decode, each item whenever it is asked for."""
+"""Of mappings that only keep their items, as a UserDict does: others may make or decode an item at each access."""
 _MAX_WRAPPED, _DEPTH_WRAPPED, _MOST_MEMBERS = 500, 5, 16
 _EMPTY_CELL = CellType()
 _MAX_ITEMS = 10_000  # items of a batch that are visited: training waits meanwhile
@@ -31,7 +31,7 @@ def sample_count(batch: Any) -> int:
 
 
 def sample_counter(batch: Any) -> Callable[[Any], int] | None:
-    """Return a faster `sample_count` for batches shaped like this one (0.3 for 1.5 µs a step); None: it has no tensor."""
+    """Return a faster `sample_count` (0.3 µs, not 1.5) for batches shaped like this one; None without a tensor."""
     found = _first_tensor(batch)
     if found is None:
         return None
@@ -59,7 +59,7 @@ def tensors(batch: Any) -> Iterator[Any]:
 
 
 def _works(test: Callable[[Any], Any], item: Any) -> bool:
-    """Whether this raises nothing: an attribute that is absent can raise anything, a KeyError of a dict whose keys are its attributes for example."""
+    """Whether this raises nothing: an absent attribute may raise anything, such as the KeyError of a dict behind it."""
     try:
         test(item)
     except Exception as error:
@@ -112,7 +112,7 @@ def move(batch: Any, device: Any) -> Any:
 
 
 def loader_settings(loader: Any, iterator: Any, search: bool = True) -> Loader:
-    """Return the settings of a DataLoader, or of the one inside an iterable, and once it iterates its workers' pids; None for what it lacks.
+    """Return the settings of a DataLoader or the one inside an iterable, and its workers' pids; None for what it lacks.
 
     `search` False: none is looked for inside.
     """
@@ -145,7 +145,7 @@ def loader_settings(loader: Any, iterator: Any, search: bool = True) -> Loader:
 
 
 def loader_of_a_thread() -> Any | None:
-    """Return the DataLoader that the function of another thread, such as one that feeds a queue, was given or refers to."""
+    """Return the DataLoader that another thread's function, such as one that feeds a queue, was given or refers to."""
     given: list[Any] = []
     for thread in threading.enumerate():
         target = getattr(thread, "_target", None)
@@ -157,10 +157,10 @@ def loader_of_a_thread() -> Any | None:
 
 
 def loader_inside(*things: Any) -> Any | None:
-    """Return the DataLoader, or its iterator, that these iterables take batches from, such as tqdm, enumerate, zip, islice or a generator; None where none is found.
+    """Return the DataLoader, or its iterator, that iterables such as tqdm, zip or a generator read; None if not found.
 
-    It is looked for in attributes, in a generator's frame, and in what a built-in iterator refers to. Nothing is called.
-    Training waits meanwhile: at most `_MAX_WRAPPED` things are visited, and large containers are data.
+    It is looked for in attributes, in a generator's frame, and in what a built-in iterator (enumerate, islice) refers
+    to; large containers are data. Nothing is called. Training waits: at most `_MAX_WRAPPED` things are visited.
     """
     todo, seen = deque((thing, 0) for thing in things[:_MAX_WRAPPED]), set[int]()
     while todo and len(seen) < _MAX_WRAPPED:

@@ -1,4 +1,4 @@
-"""What the training process can measure of its node: CPU, pressure, /dev/shm, its loader workers, its GPU; every two seconds, in about 0.1 ms."""
+"""What the training process measures of its node every 2 s in about 0.1 ms: CPU, pressure, /dev/shm, workers, GPU."""
 
 import os
 from collections import deque
@@ -108,7 +108,7 @@ class HostWatcher:
 
 
 class StepIdle:
-    """For how long, in steps on the CPU, no thread of the process has work for a core: a lower bound, as threads may run at once."""
+    """How long, in steps on the CPU, no thread here has work for a core: a lower bound, as threads may run at once."""
 
     def __init__(self, procfs: Path = Path("/proc")) -> None:
         self._procfs = procfs
@@ -125,7 +125,7 @@ class StepIdle:
 
     @property
     def cores(self) -> float | None:
-        """Its threads' time on a CPU and in the run queue, fetches included, as a multiple of compute; None before some compute."""
+        """Its threads' time on a CPU or in a run queue, with fetches, as a multiple of compute; None before any."""
         return self._busy_s / self._compute_s if self._compute_s > 0 else None
 
     @property
@@ -135,7 +135,7 @@ class StepIdle:
 
 
 class OwnGpu:
-    """The mean of the driver's utilization readings of the training's GPU, by nvidia-ml-py: an upper bound of what this training keeps busy."""
+    """The mean utilization of the training's GPU by nvidia-ml-py: an upper bound of what this training keeps busy."""
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid

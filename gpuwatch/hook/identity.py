@@ -1,4 +1,4 @@
-"""Who a training process is: run, rank, job, process; from the environment, /proc and, once it is initialised, torch.distributed."""
+"""A training process's run, rank, job and pid: from the environment, /proc and, once initialised, torch.distributed."""
 
 import os
 import re
@@ -33,7 +33,7 @@ class Identity(msgspec.Struct, frozen=True):
     """What names a process among all others, and its place in a distributed run."""
 
     run: str  # unique, shared by all ranks of a run
-    job: str  # what all attempts of a training share: GPUWATCH_JOB, the scheduler's or torchrun's id, Kubernetes' name; empty without one
+    job: str  # what all attempts share: GPUWATCH_JOB, the scheduler's or torchrun's id, Kubernetes' name; else empty
     rank: int
     world_size: int
     local_world_size: int
@@ -45,7 +45,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def sendable(name: object) -> str:
-    """Return a name as messages have it: cut, "?" for each character that cannot be printed, and for those of "." and "..": URLs have no such part."""
+    """Return a name as sent: cut, "?" for what cannot be printed, and for the dots of "." and "..": never URL parts."""
     text = "".join(each if each.isprintable() else "?" for each in str(name)[:MAX_NAME])
     return text.replace(".", "?") if text in (".", "..") else text
 
@@ -55,8 +55,8 @@ def identify(
 ) -> Identity:
     """Return who this process is. Source: the environment; /proc/self/stat, proc(5).
 
-    `run` is GPUWATCH_RUN, else the scheduler's or torchelastic's id, else what the ranks of a node share by the process that launched
-    them (torchrun, or the parent whose pid is `launcher`), else host + pid + start time.
+    `run` is GPUWATCH_RUN, else the scheduler's or torchelastic's id, else what the ranks of a node share by the process
+    that launched them (torchrun, or the parent whose pid is `launcher`), else host + pid + start time.
     """
     host = socket.gethostname()
     start_ticks = _start_ticks(procfs)
@@ -82,16 +82,17 @@ def identify(
 
 
 def script_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the default name of a run: the script's, e.g. "train.py"; of a package's script, such as Ray's for a worker, the one of `gpuwatch run`."""
+    """Return a run's default name: the script's; if it is a package's, such as Ray's, that of `gpuwatch run`."""
     script = Path(sys.argv[0] if sys.argv else "")
     name = (environ.get("GPUWATCH_AUTO_SCRIPT") if "site-packages" in script.parts else None) or script.name
     return name[:MAX_NAME] if name not in ("", "-c", "-m") else "python"
 
 
 def _kubernetes_job(environ: Mapping[str, str], host: str, procfs: Path) -> str:
-    """Return "namespace/job" in a pod of an Indexed Job, with the index of one that trains alone, or of Kubeflow's PyTorchJob; empty elsewhere.
+    """Return "namespace/job" in a pod of an Indexed Job or of Kubeflow's PyTorchJob; empty elsewhere.
 
-    Sources: kubernetes.io, "Jobs": a hostname is $(job-name)-$(index); training-operator, genGeneralName: MASTER_ADDR is JOB-master-0.
+    An Indexed Job's pod that trains alone keeps its index. Sources: kubernetes.io, "Jobs": a hostname is
+    $(job-name)-$(index); training-operator, genGeneralName: MASTER_ADDR is JOB-master-0.
     """
     first, index = _FIRST_POD.fullmatch(environ.get("MASTER_ADDR", "")), environ.get("JOB_COMPLETION_INDEX", "")
     job = "" if first is None else first[1]
@@ -115,7 +116,7 @@ def _declared_run(environ: Mapping[str, str]) -> str:
 
 
 def _launched_run(environ: Mapping[str, str], host: str, procfs: Path, launcher: int | None) -> str:
-    """Return the id that the ranks of one node share by their parent: torchrun, which by default names no run, or `launcher`."""
+    """Return the id that a node's ranks share by their parent: torchrun, which may name no run, or `launcher`."""
     if "TORCHELASTIC_RUN_ID" in environ and _integer(environ, _WORLD_SIZE, 1) > 1:
         parent = os.getppid()
         return f"{host}-{parent}-{_start_ticks(procfs, str(parent))}"
@@ -135,10 +136,10 @@ def _start_ticks(procfs: Path, process: str = "self") -> int:
 
 
 class Membership:
-    """A process's identity: from the environment at first, from torch.distributed once that is initialised. It does not change after the first step."""
+    """A process's identity, fixed by its first step: from the environment, or torch.distributed once initialised."""
 
     def __init__(self, suffix: str = "", forked: bool = False, environ: Mapping[str, str] = os.environ) -> None:
-        """`suffix` distinguishes a second run of this process; `forked`: its parent has a run too, whose id it must not take."""
+        """`suffix` distinguishes a process's second run; `forked`: its parent has a run, whose id it must not take."""
         self._suffix = suffix
         self._environ = environ
         self._settled = False
@@ -150,9 +151,10 @@ class Membership:
         self.identity = _suffixed(who, own + suffix)
 
     def update(self, stepping: bool, stepped: bool, ask: bool = False) -> bool:
-        """Update the identity, and return whether the process may publish a run by now. `ask`: this thread may wait for the network.
+        """Update the identity; return whether a run may be published. `ask`: this thread may wait for the network.
 
-        A child of multiprocessing's may be a rank or a worker: it publishes nothing before torch.distributed is initialised or a step is seen.
+        A child of multiprocessing's may be a rank or a worker: it publishes nothing before a step is seen or
+        torch.distributed is initialised.
         """
         if self._settled and self._agreed:
             return True
@@ -207,9 +209,9 @@ class Membership:
 
 
 def _agreed_run(rank: int, own: str) -> str | None:
-    """Return the run id that all ranks use: rank 0 sets its own in torch.distributed's store, the others read it; None while it is not set.
+    """Return the id that rank 0 sets, as its own, in torch.distributed's store for all ranks; None while it is not set.
 
-    Called by the background thread only, as it may go over the network. Raises: whatever the store does, also where there is none.
+    Called by the background thread only, as it may use the network. Raises: whatever the store does, or without one.
     """
     store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
     if rank == 0:
@@ -245,7 +247,7 @@ torch_steps = SimpleNamespace(seen=False)  # whether an optimizer of torch has m
 
 
 def asynchronous_framework() -> str | None:
-    """Return what computes asynchronously in this process: "jax:cpu", "jax:cuda", "jax:tpu", "tensorflow" (not on the CPU); None where torch trains."""
+    """Return what computes asynchronously: "jax:cpu", "jax:tpu" …, "tensorflow" off the CPU; None if torch trains."""
     if torch_steps.seen:
         return None
     bridge = sys.modules.get("jax._src.xla_bridge")

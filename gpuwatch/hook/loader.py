@@ -1,7 +1,7 @@
 """A loader that is watched: any iterable of batches that behaves as before.
 
-`iter()` starts workers when the loader would, and `len()`, attributes and exceptions pass through unchanged. A watched loader that Accelerate
-prepares stays watched.
+`iter()` starts workers when the loader would, and `len()`, attributes and exceptions pass through unchanged. A watched
+loader that Accelerate prepares stays watched.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class WatchedLoader(LoaderAround, Generic[T]):
 
 
 class WatchedIterator(map):  # type: ignore[type-arg]  # not generic at run time
-    """One pass over a loader, which ends when this is dropped. `map` and `cycle` call the fast path without a line of Python."""
+    """One pass over a loader, until this is dropped. `map` and `cycle` call the fast path without a line of Python."""
 
     _loop: Loop[Any]
 
@@ -157,7 +157,7 @@ def as_it_is(loader: T) -> T:
 
 
 class PreparedLoader(LoaderAround):
-    """A loader that Accelerate prepared, its copies to the device timed. `session` returns that of the innermost open Watch."""
+    """A loader that Accelerate prepared, its copies to the device timed; `session` returns the innermost Watch's."""
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches(iter(self._gpuwatch_loader))
@@ -180,7 +180,7 @@ class PreparedLoader(LoaderAround):
 
 
 def time_accelerate_copies(patches: Patches, session: Callable[[], Session | None]) -> None:
-    """Count the copies of Accelerate's loaders, made inside their fetch, as `transfer` of the session that is returned."""
+    """Count the copies that Accelerate's loaders make in their fetch as `transfer` of the session that is returned."""
 
     def send(original: Any, *args: Any, **kwargs: Any) -> Any:
         current = session()
@@ -191,7 +191,7 @@ def time_accelerate_copies(patches: Patches, session: Callable[[], Session | Non
 
 
 def watch_prepared_loaders(session: Callable[[], Session | None]) -> Patches:
-    """Return patches by which `accelerator.prepare` and `skip_first_batches` accept a watched loader, and return one."""
+    """Return patches by which `accelerator.prepare` and `skip_first_batches` take and return a watched loader."""
     accelerator = import_module("accelerate.accelerator").Accelerator
 
     def prepare(original: Any, self: Any, given: Any, *args: Any, **kwargs: Any) -> Any:

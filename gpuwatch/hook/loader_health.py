@@ -1,7 +1,7 @@
-"""What threatens a loader's workers, and what has killed them: printed on stderr at once, and kept for the verdict and the agent.
+"""What threatens or has killed a loader's workers: printed on stderr at once, kept for the verdict and the agent.
 
-The rules `shm_exhaustion` and `worker_killed` decide and advise, as in a diagnosis. Sources: `Process.exitcode`; the control group's count of
-kills for lack of memory; `oom_kill` in /proc/vmstat, proc_vmstat(5), of the whole node.
+The rules `shm_exhaustion` and `worker_killed` decide and advise, as in a diagnosis. Sources: `Process.exitcode`; the
+control group's count of kills for lack of memory; `oom_kill` in /proc/vmstat, proc_vmstat(5), of the whole node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_FOUND = 64
 
 
 class LoaderHealth:
-    """Follows the loader that feeds the training steps. Used by the training thread only: two that poll a child may lose its exit code."""
+    """Follows the training loader in the training thread only: two threads polling a child may lose its exit code."""
 
     def __init__(self, accounts: Accounts, quiet: bool) -> None:
         self._accounts = accounts
@@ -44,7 +44,7 @@ class LoaderHealth:
         self._workers: Sequence[Any] = ()
 
     def begin_pass(self, iterator: Any) -> None:
-        """Follow the workers of a new pass. multiprocessing's objects are kept, for their exit codes: they hold no data set."""
+        """Follow a new pass's workers. multiprocessing's objects are kept for exit codes: they hold no data set."""
         self.find_dead_workers()
         self._workers = tuple(getattr(iterator, "_workers", ()))
         if self._workers:
@@ -59,7 +59,7 @@ class LoaderHealth:
             self._forecast_shm()
 
     def fetch_failed(self, error: BaseException) -> None:
-        """Look for what the loader's error may mean: dead workers, or a full /dev/shm (newer torch asks it for room first)."""
+        """Look for the cause of a loader's error: dead workers, or a full /dev/shm (newer torch checks it first)."""
         from gpuwatch.diagnosis.rules.killed import LARGER_SHM
 
         self.find_dead_workers()
@@ -70,7 +70,7 @@ class LoaderHealth:
             self._print(f"/dev/shm has no room for a batch{room}: {LARGER_SHM}")
 
     def find_dead_workers(self) -> None:
-        """Note and print which workers a signal has killed. The loader's own error comes later, or has less information."""
+        """Note and print which workers a signal has killed. The loader's own error comes later or says less."""
         if self._kills is None or not self._workers:
             return
         accounts = self._accounts
@@ -87,7 +87,7 @@ class LoaderHealth:
         self._print(f"{finding.title} ({_evidence(finding)}). {finding.advice}")
 
     def _forecast_shm(self) -> None:
-        """Warn before the bus error where the loader's full queues will not fit into /dev/shm, once per setting of the loader."""
+        """Warn before the bus error if a loader's full queues will not fit into /dev/shm, once per setting of it."""
         loader, batch_bytes = self._accounts.loader, self._shared_bytes
         if loader is None or not loader.num_workers or not batch_bytes:
             return
@@ -156,7 +156,7 @@ def deaths(workers: Iterable[Any], kills: OomKills, shm: Path = Path("/dev/shm")
 
 
 def shared_bytes(batch: Any) -> int | None:
-    """Return what a worker puts into /dev/shm for a batch: its torch tensors. None: it has none, and goes through a pipe."""
+    """Return the bytes of torch tensors that a batch puts into /dev/shm; None without any: it goes through a pipe."""
     return sum(int(each.nbytes) for each in tensors(batch) if hasattr(each, "share_memory_")) or None
 
 

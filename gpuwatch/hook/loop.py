@@ -1,7 +1,7 @@
 """One pass over a watched loader: each request for a batch ends the step before it.
 
-`Recorder.fast_path` takes the ordinary steps of a loop. All others are taken here: the first of a pass, one that is sampled, one in which
-something else began or ended. A thread that is not the training thread is not measured.
+`Recorder.fast_path` takes the ordinary steps of a loop. All others are taken here: the first of a pass, one that is
+sampled, one in which something else began or ended. A thread that is not the training thread is not measured.
 """
 
 import sys
@@ -68,7 +68,7 @@ class Loop(Generic[T]):
             recorder.exit(level, recorder.clock())
 
     def _begin(self) -> bool:
-        """Begin with the first request: an iterator that is never asked interrupts nothing. Return whether this is a pass of its own."""
+        """Begin at the first request: an iterator never asked interrupts nothing. Return whether it is its own pass."""
         loader, self._given = self._given, None
         self.is_open = loader is not None and not self._is_inside_fetch()
         if not self.is_open:
@@ -171,7 +171,7 @@ class Loop(Generic[T]):
         return batch
 
     def got_no_batch(self, error: BaseException) -> None:
-        """The loader has come to its end, or raised: then the loop may go on to ask for the next batch, and stays open."""
+        """The loader has ended; or it raised: then the loop stays open, as it may go on to ask for the next batch."""
         recorder = self.recorder
         if isinstance(error, StopIteration) and self.is_open:
             recorder.poll(recorder.clock())
@@ -186,7 +186,7 @@ class Loop(Generic[T]):
         return batch if self.to is None else move(batch, self.to)
 
     def _ask_inside(self, begin: int) -> T:
-        """Fetch inside an open `step()`, `data()` or `transfer()`, or for a step that another loader feeds too (zip)."""
+        """Fetch inside an open `step()`, `data()` or `transfer()`, or for a step that another loader feeds (zip)."""
         recorder = self.recorder
         if not recorder.in_step or recorder.step_owner is LOOSE or recorder.step_owner is self.owner:
             recorder.begin_step(self.owner, begin)
@@ -263,7 +263,7 @@ class Loop(Generic[T]):
         self._session.failed("counting a batch's samples", error)
 
     def _settle_level(self) -> None:
-        """Leave what was entered inside this loop's last step and not left, such as a nested loop that was broken off."""
+        """Leave what was entered inside this loop's last step and not left, such as a nested loop ended by `break`."""
         recorder = self.recorder
         self._session.torch_hooks.evaluations.end(self.owner)
         if recorder.level == self._level:
@@ -285,7 +285,7 @@ class Loop(Generic[T]):
                     recorder.exit(each._level, recorder.clock())
 
     def _close(self, without_batch: bool = False) -> None:
-        """End this loop's open step and, for a nested loop, go on with what it interrupted. `without_batch`: the step got none, and waits until the end."""
+        """End the open step; resume what a nested loop interrupted. `without_batch`: the step waits until the end."""
         if not self.is_open:
             return
         self.is_open = False

@@ -1,4 +1,4 @@
-"""What the training thread measures of itself: the hook's own cost, with the sampling rate that follows from it, and evidence of its fetches.
+"""What the training thread measures of itself: the hook's cost, which sets the sampling rate, and evidence of fetches.
 
 Every step is logged, whatever the hook costs. Only a fetch's CPU time and the device's timing events are sampled.
 """
@@ -35,7 +35,7 @@ _RELAX_AT = 0.25  # share of the budget below which the sampling rate rises agai
 
 
 class Meter:
-    """The hook's own time in the training thread, which notes some costs; the background thread sets the sampling rate by them."""
+    """The hook's own time in the training thread, which notes costs: the background thread sets the sampling rate."""
 
     def __init__(self, budget: float = BUDGET) -> None:
         self.budget = budget
@@ -61,7 +61,7 @@ class Meter:
         kind.append(own_ns)
 
     def launched(self, took_ns: int, launches: int) -> None:
-        """Note what recording one in so many last launches took. The median counts, so that one interrupted recording does not."""
+        """Note what recording one in so many last launches took. The median counts, as one may be interrupted."""
         self._launches.append(took_ns)
         self.device_ns += launches * int(median(self._launches))
 
@@ -87,7 +87,7 @@ class Meter:
         self._set_pace(self.ratio, samples_ns / new_step_ns, bool(by_device))
 
     def _set_pace(self, ratio: float, sampling_ratio: float, has_device: bool) -> None:
-        """Reduce first the sampling of fetches, if it matters, then the device's events, when over budget twice; restore in the opposite order."""
+        """Over budget, reduce sampling if it matters, else, when over it twice, device events. Restore in reverse."""
         still_over, self._was_over = self._was_over and ratio > self.budget, ratio > self.budget
         may_rest = has_device and self.device_one_in < _MOST_REST
         if ratio > self.budget:
@@ -108,8 +108,8 @@ _COUNTED = ("busy_ns", "wall_ns", "fetches_sampled", "worker_fetches", "ready_ba
 class FetchEvidence:
     """Cumulative counts of one loop's fetches, or of a recorder's. One thread writes; any other reads single numbers.
 
-    Without workers the training thread makes the batches itself: its CPU time in some fetches distinguishes work from waiting. With
-    workers the number of batches that were ready at each request shows whether the workers keep up.
+    Without workers the training thread makes the batches itself: its CPU time in some fetches distinguishes work from
+    waiting. With workers the number of batches that were ready at each request shows whether the workers keep up.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class FetchEvidence:
         self.led_ns = 0  # waits for it in steps that its own batches begin, and in earlier passes: set by `Accounts`
         self.is_main = True  # of the loops that feed a step, the one that is waited for longest
         self._taken = [0] * (len(_COUNTED) + 1)
-        # The training thread's time on a CPU or in the queue for one, and its wall time, in the fetches that were sampled.
+        # The training thread's time on a CPU or in the queue for one, and its wall time, in sampled fetches.
         self.busy_ns = self.wall_ns = 0
         self.fetches_sampled = self.worker_fetches = self.ready_batches = self.empty_fetches = 0  # as in `Counters`
         self.out_of_order = 0  # empty ones at which half of all requested ones were ready: other workers' later ones
@@ -149,7 +149,7 @@ class FetchEvidence:
         return self.busy_ns / self.wall_ns if self.wall_ns else None
 
     def counting(self, iterator: Any) -> Callable[[], Any]:
-        """Return a function that fetches the iterator's next batch and, with workers, first counts the batches that are ready (0.4 µs)."""
+        """Return a function that fetches the next batch; with workers it first counts the ready ones (0.4 µs)."""
         fetch: Callable[[], Any] = iterator.__next__
         ready = ready_batches(iterator)
         if ready is None:
@@ -180,7 +180,7 @@ class FetchEvidence:
 
 
 class Sampling:
-    """Samples one loop's fetches: the training thread's own time, the device, the hook's own cost. The recorder's `countdown` says when."""
+    """Samples a loop's fetches when `countdown` says so: the training thread's time, the device, the hook's cost."""
 
     def __init__(self, recorder: Recorder, evidence: FetchEvidence, find_device: Call, after_batch: Call) -> None:
         self._evidence = evidence
@@ -271,7 +271,7 @@ def early_batches(iterator: Any) -> int:
 
 
 def ready_batches(iterator: Any) -> Callable[[], int] | None:
-    """Return a function that counts the batches which workers have ready, in torch's queue or already out of it; None without workers.
+    """Return a function that counts the workers' ready batches, in torch's queue or out of it; None without workers.
 
     Source: _MultiProcessingDataLoaderIter in torch.utils.data.dataloader, whose names are not public.
     """

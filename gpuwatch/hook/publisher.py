@@ -45,7 +45,7 @@ _CLOSE_S = 0.8
 _CONNECT_TRIES, _CONNECT_TRY_S = 10, 0.01
 
 _fork_waits = threading.RLock()
-"""A fork waits for it: a child could never import a module whose import it was forked in, and would keep an interval that is changed for a sample."""
+"""A fork waits for it: a child could never finish the import of a module, and would keep a sample's switch interval."""
 _imported = threading.Event()  # they are all imported
 
 
@@ -100,7 +100,7 @@ class Publisher:
                 self._disable(error)
 
     def postpones(self, close: Callable[[], None]) -> bool:
-        """Return whether the run cannot be closed now, because this thread is changing the accounts: `close` is called afterwards."""
+        """Return whether this thread is changing the accounts: then `close` is called afterwards instead of now."""
         busy = self.accounts.is_held_here or self._working == get_ident()
         if busy:
             self._postponed = close
@@ -113,7 +113,7 @@ class Publisher:
             close()
 
     def report(self, closed: bool) -> Report:
-        """Return the run so far, or as it ended. In a signal handler that interrupts another report, all time that is not booked is unknown."""
+        """Return the run so far, or as it ended. In a signal handler that interrupts one, unbooked time is unknown."""
         import_diagnosis()
         from gpuwatch.diagnosis.report import make_report
 
@@ -140,7 +140,7 @@ class Publisher:
         )
 
     def _window(self, closed: bool) -> tuple[Window, dict[str, int], Done]:
-        """Return the run so far, compared with the other ranks that are known; its provisional tail in ns by state; what was done."""
+        """Return the run so far, with the known other ranks; its provisional tail in ns by state; what was done."""
         from gpuwatch.diagnosis.window import RankFacts
 
         accounts, who = self.accounts, self.membership.identity
@@ -179,7 +179,7 @@ class Publisher:
         return summary_of(window, thresholds(), verdict)
 
     def close(self, ended_ns: int) -> None:
-        """Book the time up to the run's end and send what is left; takes about a second at most, with or without an agent."""
+        """Book the time up to the run's end and send what is left: about a second at most, even without an agent."""
         self._may_start.clear()
         self._stopping = self.ranks.stopped = True
         self._stop.put(None)
@@ -254,7 +254,7 @@ class Publisher:
             self.failed(doing, error)
 
     def _publish(self, hello: bool, bye: bool = False) -> None:
-        """Send the agent what was applied. Step records are buffered within bounds; the oldest are dropped first, and counted."""
+        """Send what was applied. Step records are buffered within bounds; the oldest are dropped first, and counted."""
         if bye:
             self.membership.stop_asking()
         if not self.update_membership(ask=not bye):
@@ -366,7 +366,7 @@ class Publisher:
 def import_diagnosis() -> None:
     """Import what only a report, a diagnosis or an agent needs: `import gpuwatch` leaves it to the background thread.
 
-    The main thread waits for another one that imports: a signal handler that reports would find modules half imported in its own.
+    The main thread has another one import: a signal handler that reports would find its own imports half done.
     """
     if get_ident() == threading.main_thread().ident and not _imported.is_set():
         with contextlib.suppress(RuntimeError):  # no thread can be started any more: the interpreter ends

@@ -1,7 +1,7 @@
-"""The ranks of a run compared without an agent: each stores a summary in torch.distributed's key-value store, and rank 0 reads them all.
+"""The ranks of a run compared without an agent: rank 0 reads the summaries that all put into torch.distributed's store.
 
-A thread of its own does so while steps are made, over a connection of its own (`Store.clone`): the store may hang for as long as the process
-that serves it, and neither the training thread, whose process groups use it too, nor what is sent to the agent waits for that. No collective.
+A thread does so while steps are made, without collectives, over its own connection (`Store.clone`): the store may hang
+as long as its server, and neither training, whose process groups use it too, nor sending to the agent waits for that.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class RankExchange:
 
 
 def distributed_models() -> list[Any] | None:
-    """Return the DDP models of this process; none where anything was compiled: a hook on a model would be traced into its graph.
+    """Return this process's DDP models; none where anything was compiled: a hook would be traced into the graph.
 
-    None while torch's compiler is imported, as in an optimizer's first step. By gc.get_objects(), tuples in the making would fail.
+    None while torch's compiler is imported, as in a first optimizer step. gc.get_objects() breaks unfinished tuples.
     """
     ddp = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
     compiler = sys.modules.get("torch._dynamo.utils")

@@ -1,4 +1,4 @@
-"""What the training thread records: a log of steps and phases. It reads the clock, sets a few slots and appends one tuple per step.
+"""What the training thread records, a log of steps and phases: clock readings, a few slots and one tuple per step.
 
 The hook's background thread and `report()` drain the log into a `Timeline`. Nothing here does I/O or takes a lock.
 """
@@ -34,7 +34,7 @@ class _OfFastPath:
 
 
 class Recorder(_OfFastPath):
-    """The log and the open step. One training thread writes; other threads only read single slots and pop from the log."""
+    """The log and the open step. One training thread writes; others only read single slots and pop from the log."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Recorder(_OfFastPath):
         self.mark_ns = 0  # when `activity` last changed: an open wait or copy is counted from here
         self.parts: list[str] = []  # the activities that each open `data()` or `transfer()` interrupted
         self.steady: object | None = None  # owner of the open step while that is an ordinary one: see `leave_steady`
-        # When the open step's batch was ready, 0 while it is waited for. Kept instead of `data_ns` while steps are steady.
+        # When the open step's batch was ready, 0 while it is awaited. Kept instead of `data_ns` while steps are steady.
         self.batch_ready_ns = 0
         self.step_owner: object | None = None  # the loop whose next batch ends the open step, or the context that does
         self.bounded_steps = 0  # those that an optimizer's step has begun
@@ -65,8 +65,8 @@ class Recorder(_OfFastPath):
         self._pauses = 0  # after so many further copies the wait goes on
         self._until_pass = False  # a forward pass ends it
         self.levels: list[tuple[Any, ...]] = []  # what each open phase or nested loop interrupted; its number first
-        # The number of the innermost of them, 0 without any, and the last one given. Numbers are not reused, so that a loop
-        # which is collected late (a kept iterator, a cycle) cannot close another one's phase.
+        # The number of the innermost of them, 0 without any, and the last one given. Numbers are not reused, so that a
+        # loop which is collected late (a kept iterator, a cycle) cannot close another one's phase.
         self.level = self._serial = 0
         self.countdown = 1  # fetches, or declared steps, until the next one that is sampled, over all loops
         self.fetches = FetchEvidence()
@@ -111,7 +111,7 @@ class Recorder(_OfFastPath):
     # Steps of a loop over a loader ----------------------------------------------------------------------------------
 
     def fast_path(self, loop: Any) -> Callable[[bool], Any]:
-        """Return a function that ends an ordinary step of a `Loop` and fetches the next one's batch; `loop.ask()` does all others.
+        """Return a function that ends an ordinary step of a `Loop` and fetches a batch; `loop.ask()` does all others.
 
         In a real training it runs from cold caches, so it touches little: two clock readings, one tuple, a few slots.
         """
@@ -160,7 +160,7 @@ class Recorder(_OfFastPath):
         return ask
 
     def leave_steady(self) -> None:
-        """Bring up to date what is not kept while steps are steady, one wait and then work: `activity`, `data_ns` and `mark_ns`."""
+        """Update `activity`, `data_ns` and `mark_ns`, which are not kept while steps are steady: a wait, then work."""
         if self.steady is not None:
             self.steady = None
             self.activity = IN_STEP if self.batch_ready_ns else DATA_WAIT
@@ -179,7 +179,7 @@ class Recorder(_OfFastPath):
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
 
     def begin_gap(self) -> None:
-        """A forward pass without gradients has ended: what follows until the next one is a gap. On a device, once a result is read back."""
+        """A forward pass without gradients ended: a gap until the next; on a device it begins once a result is read."""
         self.gap_since_ns = self.clock() if self.timeline is None else UNREAD
 
     def read_back(self, began_ns: int) -> None:
@@ -199,7 +199,7 @@ class Recorder(_OfFastPath):
         self.gap_since_ns = 0
 
     def next_bounded(self, at_ns: int) -> None:
-        """End the open fast step, which the optimizer bounds, and begin the next one, in whose wait no step is on the fast path."""
+        """End the fast step, which the optimizer bounds; begin the next, in whose wait no step is on the fast path."""
         self.log.append((FAST_STEP, self.begin_ns, at_ns, self.batch_ready_ns, self.transfer_ns, self.samples))
         self.begin_ns, self.samples = at_ns, UNKNOWN_SAMPLES
         self.batch_ready_ns = self.transfer_ns = 0
@@ -207,7 +207,7 @@ class Recorder(_OfFastPath):
         self.bounded_steps += 1
 
     def begin_bounded(self, owner: object, at_ns: int, until_pass: bool) -> None:
-        """End the open step, if there is one, by an optimizer's, its last launch, and begin the next one. `until_pass`: a forward pass ends its wait."""
+        """End any step by an optimizer's, its last launch; begin one. `until_pass`: a forward pass ends its wait."""
         if self.active_timeline is not None and self.in_step:
             self.active_timeline.launched(at_ns)
         self.end_step(at_ns)
@@ -219,7 +219,7 @@ class Recorder(_OfFastPath):
         return self.step_owner is self._bounded_owner and self.doing() is DATA_WAIT
 
     def end_bounded_wait(self, at_ns: int) -> bool:
-        """End the wait of such a step: a copy to the device begins, or a forward pass. Return whether it has been waiting until now."""
+        """End such a step's wait: a copy to the device or a forward pass begins. Return whether it waited until now."""
         copied_ns, self.copied_ns = self.copied_ns, 0
         if copied_ns:
             self._pauses = _PAUSED_FOR if at_ns - copied_ns > _PAUSE_NS else max(0, self._pauses - 1)
@@ -249,7 +249,7 @@ class Recorder(_OfFastPath):
         self.batch_ready_ns = at_ns
 
     def next_step(self, owner: object, at_ns: int, follows: bool) -> bool:
-        """End the open step (the owner's if `follows`) and wait for the next one's batch; return whether its fetch is to be sampled."""
+        """End the open step (the owner's if `follows`) and wait for a batch; return whether to sample its fetch."""
         if follows:
             timeline, piece = self.active_timeline, None
             if timeline is not None:
@@ -291,12 +291,12 @@ class Recorder(_OfFastPath):
             self.activity = IN_STEP
 
     def set_copied(self, before_ns: int, begin_ns: int) -> None:
-        """Set the open step's time in copies: `before_ns` and what has passed since `begin_ns`. Nothing where the step began later."""
+        """Set the open step's time in copies: `before_ns` and that since `begin_ns`; nothing if it began later."""
         if self.begin_ns <= begin_ns:
             self.transfer_ns = before_ns + self.clock() - begin_ns
 
     def add_copy(self, spent_ns: int, pinned: bool | None) -> None:
-        """Add a copy to the open step's; `pinned`: whether its source lay in pinned memory, None where that was not asked."""
+        """Add a copy to the open step's; `pinned`: whether its source lay in pinned memory, None if not asked."""
         self.transfer_ns += spent_ns
         self.pinned = self.pinned if pinned is None else pinned
 
@@ -315,7 +315,7 @@ class Recorder(_OfFastPath):
     # Any step, declared ones too ------------------------------------------------------------------------------------
 
     def enter_step(self, owner: object, samples: int, visit: Callable[[], None]) -> bool:
-        """Begin a declared step, which `owner` ends; return False inside another step, whose part it is. `visit` is called now and then."""
+        """Begin a declared step, which `owner` ends; return False inside another. `visit` is called now and then."""
         self.countdown -= 1
         if self.countdown <= 0:
             visit()
@@ -330,7 +330,7 @@ class Recorder(_OfFastPath):
         return True
 
     def mark_step(self, samples: int, tokens: int, visit: Callable[[], None]) -> None:
-        """End the step that the last mark began, which has these samples and tokens, and begin the next one; not inside a step of another kind."""
+        """End the last mark's step, of these samples and tokens; begin the next. Not inside a step of another kind."""
         self.end_taken()
         if self.in_step and self.step_owner not in (events.MARKED, LOOSE, self._bounded_owner):
             return
@@ -363,7 +363,7 @@ class Recorder(_OfFastPath):
         self._shut()
 
     def abandon(self, at_ns: int, state: str = INPUT_WAIT, at_end: bool = False) -> None:
-        """Discard the open step, which got no batch: its time was a wait for data. `at_end`: of its loop, when the device has been polled."""
+        """Discard the open step, which got no batch, as a wait. `at_end`: its loop has ended, the device was polled."""
         self.leave_steady()
         if self.in_step:
             self.log.append((events.SPAN, self.begin_ns, at_ns, state, self.data_ns, at_end))
@@ -380,7 +380,7 @@ class Recorder(_OfFastPath):
         self.lacks_batch = not came and self.in_step and self.step_owner is not LOOSE
 
     def take(self, at_ns: int) -> None:
-        """End the wait; the open step's loop was dropped with its first batch, and it lasts until the optimizer's last step before the next loop."""
+        """End the wait. The loop was dropped with its batch: the last optimizer step before another ends the step."""
         self.end_part(at_ns)
         self.step_owner, self.taken_until_ns, self.taken_left = TAKEN, at_ns, MOST_TAKEN
 
@@ -399,7 +399,7 @@ class Recorder(_OfFastPath):
             self.leave_loop(self.taken_until_ns)
 
     def leave_loop(self, at_ns: int) -> None:
-        """The loop has ended, or was left by a `break`: what follows is no pause between two of its steps, and no stall."""
+        """The loop has ended, or was left by a `break`: what follows is no pause between its steps, and no stall."""
         self.log.append((events.SPAN, at_ns, at_ns, OTHER))
         if self.active_timeline is not None:
             self.active_timeline.start(at_ns)
@@ -482,7 +482,7 @@ class Recorder(_OfFastPath):
         self.mark_ns = at_ns
 
     def _log_piece(self, kind: int, at_ns: int, more_follows: bool) -> None:
-        """Log the open piece. `more_follows`: pieces of the same loop, at whose end the device is polled at the latest."""
+        """Log the open piece. `more_follows`: of the same loop, at whose end the device is polled at the latest."""
         if self.activity is not IN_STEP:
             self._credit(at_ns)
         timeline, piece = self.active_timeline, None
@@ -567,7 +567,7 @@ class Recorder(_OfFastPath):
         if timeline is None or not self.in_step or self.step_owner is self._bounded_owner:
             return  # `begin_bounded` records the launch that ends such a step, whichever hook torch calls first
         if self.thread != get_ident() and get_ident() in getattr(threading, "_active", (get_ident(),)):
-            return  # another Python thread. One of autograd's is let through: the training thread waits for its backward pass
+            return  # another Python thread. One of autograd's is let through: training waits for its backward pass
         begin = self.clock()
         timeline.launched(begin)
         if timeline.launches % METERED == 0:
@@ -594,7 +594,7 @@ class Recorder(_OfFastPath):
             timeline.start(now)
 
     def release_device(self, at_ns: int | None) -> None:
-        """Stop measuring by the device: what it has not finished is left to the host's clock. None: do not poll it again."""
+        """Stop measuring by the device: what is unfinished is left to the host's clock. None: do not poll it again."""
         timeline, self.timeline, self.active_timeline = self.timeline, None, None
         if timeline is not None:
             if at_ns is not None:
@@ -605,7 +605,7 @@ class Recorder(_OfFastPath):
             self.log.append((events.REST, False))
 
     def visit_device(self, now_ns: int) -> None:
-        """Read what the device has finished; pause its timeline where measuring costs too much. Called while a batch is fetched."""
+        """Read what the device has finished; pause its timeline if that costs too much. Called during a fetch."""
         if self.active_timeline is None:  # else its steps are read in their turn
             self.poll(now_ns)
         visits, one_in = self.meter.visits, self.meter.device_one_in
@@ -628,7 +628,7 @@ class Recorder(_OfFastPath):
     # What other threads read ----------------------------------------------------------------------------------------
 
     def open_parts_ns(self, now_ns: int) -> tuple[int, dict[str, int]]:
-        """Return when the open step began and its time so far by state; (now, {}) when none is open. Any thread may call it."""
+        """Return when the open step began and its time so far by state; (now, {}) without one. Any thread may call."""
         steady, ready_ns = self.steady is not None, self.batch_ready_ns
         begin, data, transfer = self.begin_ns, self.data_ns, self.transfer_ns
         if not self.in_step or begin >= now_ns:

@@ -1,4 +1,4 @@
-"""What `gpuwatch trace` and `gpuwatch stacks` ask of a training process, and its answers: files in a folder of its user's.
+"""What `gpuwatch trace` and `gpuwatch stacks` ask of a training process, and its answers: files in its user's folder.
 
 Nothing listens: the background thread looks for a request twice a second, and reads those of the process's own user.
 """
@@ -62,7 +62,7 @@ class Requests:
             self._refuse(_NOT_ALLOWED)
 
     def at_step(self) -> None:
-        """Begin the trace that was asked for, count a step of it, or end it: called between two steps, while one is taken between any two."""
+        """Begin the trace asked for, count its step or end it. Called between two steps, any two while one is taken."""
         if not self._steps_left:
             return
         try:
@@ -141,7 +141,7 @@ class Requests:
 
 
 def ask(pid: int, **wanted: Any) -> bytes:
-    """Return a process's answer to a request with these fields, once it and all before have one. Raises: GpuwatchError."""
+    """Return a process's answer to a request with these fields, after all earlier ones. Raises: GpuwatchError."""
     process = Path(f"/proc/{pid}")
     try:
         with (process / "comm").open() as turn:

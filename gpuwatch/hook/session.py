@@ -95,7 +95,7 @@ class Session:
             self.publisher.start()
 
     def log_to(self, wanted: Any) -> None:
-        """Log the run to experiment trackers, if any are wanted, and show it in the notebook that it runs in. Raises: ConfigError."""
+        """Log the run to the trackers that are wanted, and show it in the notebook it runs in. Raises: ConfigError."""
         if wanted is None and "IPython" not in sys.modules:
             return
         from gpuwatch.hook import trackers
@@ -119,7 +119,7 @@ class Session:
             self._notebook.handle = self.publisher.live[-1].prepared = None
 
     def _end_cell(self) -> None:
-        """Show the cell's end, and book the time until the next one begins as a pause. An open step goes on after it."""
+        """Show the cell's end, and book the time until the next one as a pause. An open step goes on after it."""
         self._end_passes(is_last=True)
         if not self._pause and self.recorder.claim_thread(steps=False):
             self._pause = self.recorder.enter(PAUSE, self.recorder.clock())
@@ -130,7 +130,7 @@ class Session:
             self.recorder.exit(level, self.recorder.clock())
 
     def hand_over(self) -> None:
-        """Log what the background thread has prepared, and print one line in a long first pass. Called by the training thread at sampled fetches."""
+        """Log what was prepared; print a line in a long first pass. The training thread calls it at sampled fetches."""
         self.requests.at_step()
         self.guard(self.torch_hooks.optimizer.visit)
         for live in self.publisher.live:
@@ -187,7 +187,8 @@ class Session:
     def count_from(self, step: Callable[[], int]) -> None:
         """The next step is the training's global step `step()`: a resumed job counts on.
 
-        After the first call only where a checkpoint was loaded since: loops give each pass the first number again. At 0 another training begins.
+        After the first call only where a checkpoint was loaded since: loops give each pass the first number again.
+        At 0 another training begins.
         """
 
         def count() -> None:
@@ -226,7 +227,7 @@ class Session:
         self.guard(lambda: setattr(accounts, "loader", self._settings(loader, iterator)), doing)
 
     def _settings(self, loader: Any, iterator: Any) -> Loader:
-        """Return the loader's settings. One inside a generator or another iterable is not searched for again and again where there is none."""
+        """Return the loader's settings. In a kind of iterable that has none, it is searched for a few times only."""
         kind = getattr(loader, "gi_code", type(loader))
         found = loader_settings(loader, iterator, self._searches[kind] < _SEARCHES)
         self._searches[kind] += found.num_workers is None
@@ -267,7 +268,7 @@ class Session:
                 self.guard(self.torch_hooks.end_loop)
 
     def report_pass(self) -> None:
-        """Print the verdict after the first pass; later ones wait for the end, so that a log is not flooded. Log to trackers."""
+        """Print the verdict after the first pass, later ones only at the end: a log is not flooded. Log to trackers."""
         recorder = self.recorder
         if (
             recorder.thread != get_ident()  # the garbage collector ended a forgotten loop: no place to print
@@ -394,7 +395,7 @@ class PartContext:
 def sigchld_held() -> Iterator[None]:
     """Hold Python's handler of SIGCHLD back, and call it afterwards if it was due.
 
-    torch's raises "DataLoader worker (pid …) is killed by signal": inside gpuwatch that would be taken for a failure of its own.
+    torch's raises "DataLoader worker (pid …) is killed by signal", which would be taken for a failure of gpuwatch.
     """
     handler = signal.getsignal(signal.SIGCHLD)
     if get_ident() != main_thread().ident or not callable(handler):

@@ -1,7 +1,7 @@
-"""`Watch(log="auto")`: the run's shares in the experiment tracker that the program uses anyway, every 30 s and at the end.
+"""`Watch(log="auto")`: the run's shares in the experiment tracker that the program uses, every 30 s and at the end.
 
-The background thread prepares the numbers; the training thread hands them over between two steps, on a fetch that is sampled
-anyway, by calls that queue and do not wait. The other steps have nothing to do.
+The background thread prepares the numbers; the training thread hands them over between two steps, on a fetch that is
+sampled anyway, by calls that queue and do not wait. The other steps have nothing to do.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Notebook(Tracker):
 
 
 def follow_cells(shell: Any, begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], object]:
-    """Call `begins` and `ends` around each later cell of a shell that runs one now, which may run others; return what ends that."""
+    """Call `begins` and `ends` around each cell of a shell after the present one; cells nest. Return what ends that."""
     depth = 1
 
     def before(*_: object) -> None:
@@ -212,7 +212,7 @@ def active_trackers() -> list[Tracker]:
 
 
 def find_unregistered() -> list[Tracker]:
-    """Return TensorBoard's writers and Aim's runs, which no module knows, by one search of all objects: 0.1 s for 200,000 of them."""
+    """Return TensorBoard writers and Aim runs, which no module knows, from all objects: 0.1 s for 200,000 of them."""
     modules = {
         "torch.utils.tensorboard.writer": "SummaryWriter",
         "tensorboardX.writer": "SummaryWriter",
@@ -224,7 +224,7 @@ def find_unregistered() -> list[Tracker]:
 
 
 class LiveLog:
-    """Hands a run's values to trackers: prepared by the background thread, taken by the training thread between two steps."""
+    """Hands values to trackers: prepared by the background thread, taken by the training thread between steps."""
 
     def __init__(
         self, wanted: Any, report: Callable[[], Report], failed: Callable[[str, BaseException], None], now_ns: int
@@ -254,7 +254,7 @@ class LiveLog:
                 self.prepared = report, {key.replace("/", "/live/"): value for key, value in values.items()}
 
     def pass_ended(self, now_ns: int, is_last: bool = False) -> None:
-        """Log after the first pass, after the last one of a cell, and after others when values are due: a tracker's run may end before the Watch does."""
+        """Log after the first pass, a cell's last, and others if due: a tracker's run may end before the Watch does."""
         if is_last and self._logged is not None and self._logged.steps == self._report().steps:
             return
         is_due = is_last or not self._logged or now_ns >= self._due_ns - self._interval_ns + self._pass_ns
@@ -307,7 +307,7 @@ class LiveLog:
         return [tracker for tracker in (*self._given, *self._active) if tracker.run not in self._failing]
 
     def _search(self) -> None:
-        """Search for the trackers that no module knows, once for each new thread of a TensorBoard writer, and with Aim's module."""
+        """Search for trackers that no module knows, once per new TensorBoard writer's thread, and with Aim's module."""
         if self._auto:
             try:
                 threads = (each for each in threading.enumerate() if type(each).__module__.startswith("tensorboard"))

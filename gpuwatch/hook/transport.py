@@ -116,7 +116,7 @@ class SendBuffer:
         self._refused = 0
 
     def find_agent(self) -> None:
-        """Connect once an agent's socket exists. Raises: ConfigError if the endpoint or its token is not valid, or this user is refused."""
+        """Connect once an agent's socket exists. Raises: ConfigError if the endpoint, token or user is not accepted."""
         if self.sender is not None and self._refused < _FIND_AGAIN_AFTER:
             if self._refused and self.sender.is_accepted() is False:
                 raise ConfigError("the agent refuses this token; GPUWATCH_TOKEN is not the one of its --token-file")
@@ -149,7 +149,7 @@ class SendBuffer:
             self.steps_dropped += lost
 
     def flush(self, held: bool = False) -> None:
-        """Send as much as the agent takes without waiting; nothing while it is `held` back, for a Hello that was refused."""
+        """Send as much as the agent takes without waiting; nothing while `held` back, for a Hello that was refused."""
         self._refused += 1
         while self.frames and not held and self.sender is not None and self.sender.send(self.frames[0][0]):
             self.bytes -= len(self.frames.popleft()[0])

@@ -44,24 +44,29 @@ class Watch:
 
     Use it as a context manager, or call `close()`. Options:
 
-    - `run`: its display name (default: GPUWATCH_RUN, else the script's name). The unique id comes from GPUWATCH_RUN, the scheduler or
-      torchelastic, else from host, pid and start time, and is `w.run`.
-    - `job`: the id that all attempts of the training share (default: GPUWATCH_JOB, else Slurm's, PBS's, LSF's or torchrun's).
+    - `run`: its display name (default: GPUWATCH_RUN, else the script's name). The unique id comes from GPUWATCH_RUN,
+      the scheduler or torchelastic, else from host, pid and start time, and is `w.run`.
+    - `job`: the id that all attempts of the training share (default: GPUWATCH_JOB, else Slurm's, PBS's, LSF's,
+      torchrun's or Kubernetes').
     - `tags`: names and values that describe the run; shown, never labels of metrics.
     - `endpoint`: where the agent listens (default: GPUWATCH_ENDPOINT, else the first agent's socket on this node).
     - `quiet`: print no verdict (default: GPUWATCH_QUIET=1).
     - `transfers`: time `Tensor.to` and `Tensor.cuda` of the loop's body; False leaves them as they are.
     - `device_events`: measure by timing events on the device, where there is one; False leaves the host's clock alone.
-    - `flops_per_step`, `flops_per_sample`, `flops_per_token`: what this rank computes, forward and backward, in floating-point operations;
-      with `peak_flops`, the most that its device can do in a second, the report gives the utilisation (MFU).
-    - `budget`: share of the step time that gpuwatch may take in the training thread. Above it CPU time is sampled less often, and fewer steps
-      are measured by device events; every step is accounted all the same.
-    - `log`: "auto" logs the shares every 30 s, and the verdict with a report at the end, to the run of W&B, MLflow, TensorBoard, Trackio or Aim
-      that is active; or give that run, a SummaryWriter, or a function of (values, step). Default: GPUWATCH_LOG=auto, else nothing.
-    - `step`: global number of the first step, as read from the checkpoint that training resumes from: steps that an earlier attempt of the
-      job had done count as `redone` in the job's ledger. It counts as the steps here: batches, if gradients are accumulated over several.
+    - `flops_per_step`, `flops_per_sample`, `flops_per_token`: what this rank computes, forward and backward, in
+      floating-point operations; with `peak_flops`, the most that its device can do in a second, the report gives the
+      utilisation (MFU).
+    - `budget`: share of the step time that gpuwatch may take in the training thread. Above it CPU time is sampled less
+      often, and fewer steps are measured by device events; every step is accounted all the same.
+    - `log`: "auto" logs the shares every 30 s, and the verdict with a report at the end, to the run of W&B, MLflow,
+      TensorBoard, Trackio or Aim that is active; or give that run, a SummaryWriter, or a function of (values, step).
+      Default: GPUWATCH_LOG=auto, else nothing.
+    - `step`: global number of the first step, as read from the checkpoint that training resumes from: steps that an
+      earlier attempt of the job had done count as `redone` in the job's ledger. It counts as the steps here: batches,
+      if gradients are accumulated over several.
     - `trace`: allow `gpuwatch trace` to profile some steps (default: GPUWATCH_TRACE=1).
-    - `breakdown`: divide compute into forward, backward and optimizer (default: GPUWATCH_BREAKDOWN=1). See docs/guides/stacks.md.
+    - `breakdown`: divide compute into forward, backward and optimizer (default: GPUWATCH_BREAKDOWN=1).
+      See docs/guides/stacks.md.
     """
 
     def __init__(
@@ -138,12 +143,12 @@ class Watch:
         tokens: Callable[[Any], int] | None = None,
         start: int | None = None,
     ) -> Iterable[T]:
-        """Return the loader, watched: each batch taken from it begins a step, which lasts until the next one is requested.
+        """Return the loader, watched: each batch taken from it begins a step, which lasts until the next request.
 
         `to` moves each batch to a device and times that as `transfer` (non_blocking where its memory is pinned).
-        `samples` returns a batch's number of samples (default: the length of its first tensor), `tokens` its number of tokens
-        (default: they are not counted). `start` is the global number of the first step, like `step` of `Watch`; for a later pass, that of the
-        checkpoint which was loaded before it.
+        `samples` returns a batch's number of samples (default: the length of its first tensor), `tokens` its number of
+        tokens (default: they are not counted). `start` is the global number of the first step, like `step` of `Watch`;
+        for a later pass, that of the checkpoint which was loaded before it.
         """
         if self._disabled and to is None:
             return loader
@@ -158,7 +163,7 @@ class Watch:
     def step(self, samples: int | None = None, tokens: int | None = None) -> AbstractContextManager[None]:
         """Mark one step, for a loop without a loader: `with w.step():` around it, or a plain `w.step()` at its end.
 
-        By plain calls a step lasts from one call to the next: the first call begins the second step, and what comes before it is start-up.
+        With plain calls a step lasts until the next call: the first call begins the second step, after the start-up.
         """
         if self._disabled:
             return contextlib.nullcontext()
@@ -175,8 +180,8 @@ class Watch:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time belongs to a phase, steps inside it included.
 
-        "eval", "checkpoint", "startup" and "compile" are states of their own. Any other name, such as "rollout", is a part of `other` and is
-        reported by its name; except "train" and "training": training needs no phase, so these change nothing.
+        "eval", "checkpoint", "startup" and "compile" are states of their own. Any other name, such as "rollout", is a
+        part of `other` and reported by its name; except "train" and "training", which change nothing.
         """
         name = " ".join(str(name).split())
         if self._disabled or name.lower() in _TRAINING:
@@ -184,7 +189,7 @@ class Watch:
         return PhaseContext(self.session, PHASE_STATES.get(name.lower(), sendable(name)) or "unnamed")
 
     def watch_communication(self, model: M) -> M:
-        """Return the model, its waits for other ranks booked as `comm_wait` from now on: of DDP, and of FSDP on a device.
+        """Return the model, its waits for other ranks booked as `comm_wait` from now on: DDP, and FSDP on a device.
 
         Communication that is hidden behind computing is not included. See docs/guides/ddp.md.
         """
@@ -221,7 +226,7 @@ class Watch:
         self.close()
 
     def _is_covered(self) -> bool:
-        """Whether a Watch that was opened later has the steps of this thread: an earlier one that was not closed counts them no second time."""
+        """Whether a Watch opened later has this thread's steps: an earlier one, not closed, must not count them too."""
         newest_first = (each for each in reversed(open_watches) if each is self or each._recorder.thread == get_ident())
         return next(newest_first, self) is not self
 
@@ -255,7 +260,7 @@ class StepContext:
 
 
 class PlainStep(StepContext):
-    """What `w.step()` returns: it marks the end of a step where it is dropped and was never entered, as the result of a plain call is."""
+    """What `w.step()` returns: it marks a step's end if dropped and never entered, as the result of a plain call is."""
 
     def __del__(self) -> None:
         if not self._entered:
@@ -298,8 +303,8 @@ def watch(
 ) -> Iterable[T]:
     """Return the loader, watched: `for batch in gpuwatch.watch(loader):` is all that a training loop needs.
 
-    Steps go to the `Watch` that is open, else to one that is opened here and ends with the process. A verdict is printed
-    when the loop ends, and when the process ends. See `Watch.steps` for the options.
+    Steps go to the `Watch` that is open, else to one that is opened here and ends with the process. A verdict is
+    printed when the loop ends, and when the process ends. See `Watch.steps` for the options.
     """
     if not records_here():
         return Watch().steps(loader, to=to)
@@ -329,7 +334,7 @@ def _read_config() -> None:
 
 
 def records_here() -> bool:
-    """Whether this process may record: GPUWATCH_DISABLE is not set, and it is no DataLoader worker, whose time is a part of another's wait."""
+    """Whether this process may record: not with GPUWATCH_DISABLE, nor as a DataLoader worker, for which others wait."""
     data = sys.modules.get("torch.utils.data")
     return not is_set("GPUWATCH_DISABLE") and (data is None or data.get_worker_info() is None)
 
