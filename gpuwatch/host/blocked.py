@@ -1,4 +1,4 @@
-"""What a loader's workers do, from /proc: their CPU use, and what each is blocked on: a CPU, a disk, the network, a lock, a sleep.
+"""What a loader's workers do, from /proc: CPU use, and what each is blocked on: a CPU, disk, network, lock or sleep.
 
 Reading /proc/PID/syscall needs the right to trace the process: a parent has it for its children, root for all.
 """
@@ -52,7 +52,7 @@ _MEMORY_EVERY_S = 15.0
 
 
 def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str:
-    """Return one of WAITS for a process's state ("R", "S", "D") and its line in /proc/PID/syscall ("" where not readable).
+    """Return one of WAITS for a process's state ("R", "S", "D") and its line in /proc/PID/syscall ("" if unreadable).
 
     A wait for one of several files (poll, select, epoll) counts as the network's here: see `blocked_on`.
     """
@@ -65,7 +65,7 @@ def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str
 
 
 def blocked_on(pid: int, state: str, procfs: Path = proc.PROC) -> str:
-    """Return what a process's main thread is blocked on, one of WAITS, by its state. Source: /proc/PID/syscall, proc(5).
+    """Return which of WAITS a process's main thread is blocked on, by its state. Source: /proc/PID/syscall, proc(5).
 
     A poll is the network's when one of its files is a socket, and a queue's when all of them are pipes.
     """
@@ -82,7 +82,7 @@ def blocked_on(pid: int, state: str, procfs: Path = proc.PROC) -> str:
 def _polled(place: str, fields: list[str]) -> str:
     """Return what a poll waits for: NETWORK, QUEUE, or OTHER where its files cannot be seen.
 
-    Source: poll(2), whose first argument points to `struct pollfd`s of 8 bytes; /proc/PID/mem and /proc/PID/fd, proc(5).
+    Source: poll(2), whose first argument points to `struct pollfd`s of 8 bytes; /proc/PID/mem, /proc/PID/fd, proc(5).
     """
     try:
         with open(f"{place}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
@@ -103,7 +103,7 @@ class Workers:
         """CPU use is that of `window_s`, waits are those of the last `keep` samples."""
         self._window_s = window_s
         self.times: dict[int, deque[tuple[float, float, float]]] = {}
-        """By pid: (when, CPU time, the same with the time ready to run without a core, nan if that is not known), in seconds."""
+        """By pid: (when, CPU time, the same with the time ready to run without a core, nan if unknown), in seconds."""
         self._waits: deque[list[str]] = deque(maxlen=keep)
         self._memory_due_s = -math.inf
         self.private_bytes: int | None = None  # private memory of one worker; None before it was read
@@ -128,7 +128,7 @@ class Workers:
         return cpu_s
 
     def ratios(self, busy: bool = False) -> tuple[float, ...] | None:
-        """Return the CPU use of each worker, 1.0 = one core; `busy`: with the time ready to run without a core. None: not measured."""
+        """Return each worker's CPU use, 1.0 = one core; `busy`: with time ready without a core. None: not measured."""
         spans = [(times[0], times[-1]) for times in self.times.values()]
         what = 2 if busy else 1
         found = [(end[what] - begin[what]) / (end[0] - begin[0]) for begin, end in spans if end[0] > begin[0]]

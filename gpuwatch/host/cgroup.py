@@ -1,4 +1,4 @@
-"""A process's control groups, versions 1 and 2: limits of CPU and memory, OOM kills. Groups are given by their `folders`.
+"""A process's control groups, versions 1 and 2: limits of CPU and memory, OOM kills. Groups are given by `folders`.
 
 Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
 """
@@ -40,7 +40,7 @@ class MemoryRoom(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> list[tuple[str, str]]:
-    """Return (controllers, path) of each line of /proc/PID/cgroup; in version 2 there are no controllers. Source: cgroups(7)."""
+    """Return (controllers, path) of each line of /proc/PID/cgroup; no controllers in version 2. Source: cgroups(7)."""
     words = ((*line.split(":", 2), "", "") for line in text.splitlines())
     return [(controllers, path) for _, controllers, path, *_ in words]
 
@@ -48,10 +48,10 @@ def parse(text: str) -> list[tuple[str, str]]:
 def folders(
     controller: str, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self", root: bool = True
 ) -> list[Path]:
-    """Return the folders of a process's cgroup and its parents for a controller, innermost first; "": of the unified hierarchy.
+    """Return the folders of a process's cgroup and parents for a controller ("": unified hierarchy), innermost first.
 
-    In a container the path may be the node's, while the container's own cgroup is mounted: the mount's top is last for this process, and
-    absent without `root`. Another process whose path does not exist here has none. Source: /proc/PID/cgroup.
+    In a container the path may be the node's, while the container's own cgroup is mounted: the mount's top is last for
+    this process, absent without `root`. Another one whose path does not exist here has none. Source: /proc/PID/cgroup.
     """
     try:
         groups = parse((procfs / str(pid) / "cgroup").read_text(errors="surrogateescape"))
@@ -90,14 +90,14 @@ def tasks_limit(groups: Sequence[Path]) -> int | None:
 def memory_room(groups: Sequence[Path]) -> MemoryRoom | None:
     """Return what is available within the memory limits of groups; None without a limit.
 
-    Inactive page cache counts as available. Source: memory.max, memory.current and memory.stat, or their equivalents in version 1.
+    Inactive page cache counts as available. Source: memory.max, memory.current and memory.stat, or those of version 1.
     """
     rooms = [room for folder in groups if (room := _room(folder)) is not None]
     return min(rooms, key=lambda room: room.available_bytes, default=None)
 
 
 def throttled_ratio(first: Quota | None, last: Quota | None) -> float | None:
-    """Return the share of the quota's periods between two samples that were throttled; None without a quota, or without a period."""
+    """Return the share of throttled periods of the quota between two samples; None without a quota, or a period."""
     if first is None or last is None or last.periods <= first.periods:
         return None
     return min(1.0, max(0.0, (last.throttled - first.throttled) / (last.periods - first.periods)))
@@ -116,14 +116,14 @@ def within_limit(on_node: int | None, room: MemoryRoom | None) -> int | None:
 def oom_kills(groups: Sequence[Path]) -> int | None:
     """Return the OOM kills in the innermost group that counts them; None where they are not counted.
 
-    Source: `oom_kill` in memory.events, in memory.oom_control of version 1; both count kills for the node's lack of memory too.
+    Source: `oom_kill` in memory.events, in version 1 memory.oom_control. Both count kills for lack of node memory too.
     """
     counts = map(kills_in, groups)
     return next((count for count in counts if count is not None), None)
 
 
 def kills_in(folder: Path) -> int | None:
-    """Return the OOM kills in one group, in version 2 with its children; None where they are not counted, or the group is gone."""
+    """Return the OOM kills in one group, in version 2 with its children; None where not counted, or it is gone."""
     counts = (_counts(f"{folder}/{file}").get("oom_kill") for file in KILLS)
     return next((count for count in counts if count is not None), None)
 

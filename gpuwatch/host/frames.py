@@ -1,5 +1,5 @@
-"""Which function of the user's own a thread is in. Used on py-spy's samples of other processes, by the hook on its own process, and by loader
-workers of that on themselves."""
+"""Which function of the user's own a thread is in. Used on py-spy's samples of other processes, by the hook on its own
+process, and by loader workers of that on themselves."""
 
 import faulthandler
 import json
@@ -45,7 +45,7 @@ _LATE_S = 3e-4  # a thread that keeps the interpreter's lock for longer is in on
 _HELD_NS, _GIVEN_UP_S = 30_000, 5e-5
 _INTERRUPTED = {"RESUME", "JUMP_BACKWARD"}  # instructions at which a thread is interrupted, and calls nothing
 _OPERATORS = ("BINARY", "INPLACE", "UNARY", "COMPARE", "STORE")
-"""Instructions at which no thread is interrupted: one that is found there is in an operator that has given the lock up, such as torch's."""
+"""Instructions at which no thread is interrupted: one found there is in an operator that gave the lock up (torch's)."""
 _GIVES = {"put", "put_nowait", "send", "set_result"}
 """A function that names one of these gives results to other threads."""
 ELSEWHERE, _LOCKS = ", in another thread", "/threading.py"
@@ -54,7 +54,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}  # a function that asks these may wait
 
 SPAWNS, SPAWNED = "the start of the workers (pickling)", "the wait for spawned workers (imports, unpickling)"
-AROUND = "around"  # samples of fetches, with places for those alone that are not within torch's own fetch, which workers would run
+AROUND = "around"  # samples of fetches, with places only where not within torch's own fetch, which workers would run
 RECEIVING = "receiving and unpickling the batch"
 _WAITS = "the wait for the workers"
 _STARTING = {"/popen_spawn": SPAWNS, "/multiprocessing/": _WAITS, "<frozen importlib": "imports"}
@@ -93,12 +93,12 @@ class Place(NamedTuple):
 
 @contextmanager
 def interrupting(late_s: float = 0.0) -> Iterator[bool]:
-    """Interrupt the other threads wherever they are, at a random moment of the next ten milliseconds; return whether one kept the lock nevertheless.
+    """Interrupt the other threads anywhere, at a random moment of the next 10 ms; yield whether one kept the lock.
 
-    A thread that computes in Python keeps the interpreter's lock for 5 ms by default, and so until it gives the lock up by itself:
-    it would be seen at the same few calls only. For one thread at a time, and not during a fork, whose child would keep the interval.
-    `late_s`: by how much later than it wanted this thread has got the lock. If that is longer, one call has kept it until just now:
-    the others are where they were at the right time, and would have left that place ten milliseconds later.
+    A thread that computes in Python keeps the interpreter's lock for 5 ms by default, so until it gives it up itself:
+    it would be seen at the same few calls only. For one thread at a time, and not during a fork, whose child would keep
+    the interval. `late_s`: how much later than it wanted this thread got the lock. If that is longer, one call has kept
+    it until just now: the others are where they were at the right time, and would have left that place 10 ms later.
     """
     usual_s = sys.getswitchinterval()
     if late_s > usual_s + _LATE_S:
@@ -123,10 +123,10 @@ class OwnFrames:
     def sample(
         self, thread: int | None, doing: str, in_python: str = "", kept: bool = False, is_start: bool = False
     ) -> None:
-        """Take one sample of a thread, in any other one. Nothing where it has no Python frame. A fetch that waits for another thread is where that is.
+        """Sample a thread that has a Python frame, in another one. A fetch that waits for a thread is where that is.
 
-        `in_python`: a name for the same samples with places for those alone in which it runs Python code that is not torch's. Such a
-        thread waits for the interpreter's lock, which operators of torch give up. `kept`: what `interrupting` has returned.
+        `in_python`: a name for the same samples with places only where it runs Python code that is not torch's. Such a
+        thread waits for the interpreter's lock, which operators of torch give up. `kept`: what `interrupting` yielded.
         """
         frame = sys._current_frames().get(thread or 0)
         if frame is None:
@@ -157,7 +157,7 @@ class OwnFrames:
         self._places.setdefault(doing, Counter())[place] += 1
 
     def most_frequent(self, doing: str) -> Place | None:
-        """Return the function that most of the samples are in; None with too few of them, or where none was in the user's code."""
+        """Return the function that most samples are in; None with too few, or where none was in the user's code."""
         places = dict(self._places.get(doing, {}))  # another thread may be sampling
         samples, _ = sum(places.values()), places.pop(None, None)
         if samples < _LEAST or not places:
@@ -174,7 +174,7 @@ class OwnFrames:
 def _is_python(frame: FrameType, kept: bool) -> bool | None:
     """Whether a thread runs Python code there; None where the current instruction does not show it.
 
-    False also where it may be in a short operator of torch: called by an operator of Python's, or in a function that names torch.
+    False also where a short operator of torch may run, called by operators of Python's, or in a function naming torch.
     """
     code = frame.f_code
     instruction = opname[code.co_code[frame.f_lasti]]
@@ -192,9 +192,9 @@ def _is_torchs(value: object) -> bool:
 
 
 def _runs_python(thread: int | None, calls_none: bool) -> bool | None:
-    """Whether a thread computes, but not while this one holds the interpreter's lock: an operator of torch gives that up. `calls_none`: nor does it call any.
+    """Whether a thread computes, but not while this one holds the interpreter's lock: operators of torch give that up.
 
-    None where that is not known: the thread waited for a core meanwhile, or has ended.
+    `calls_none`: nor does it call any of them. None if unknown: the thread waited for a core meanwhile, or has ended.
     """
     native_id = next((each.native_id for each in threading.enumerate() if each.ident == thread), None) or 0
     try:
@@ -214,13 +214,13 @@ def _runs_python(thread: int | None, calls_none: bool) -> bool | None:
 
 
 def place_of(thread: int | None) -> str:
-    """Return the deepest of the user's functions that a thread is in now, with file and line; "" where it is in none."""
+    """Return the deepest of the user's functions that a thread is in now, with file and line; "" if it is in none."""
     place = _place(sys._current_frames().get(thread or 0))
     return "" if place is None else f"{place[1]} ({PurePosixPath(place[0]).name}:{place[2]})"
 
 
 def _starting(frame: FrameType) -> tuple[str, str, int] | None:
-    """Return what a thread does there that waits for a first batch, as a function without a file; None where it is in no known place."""
+    """Return what a thread that waits for a first batch does, as a function without file; None in no known place."""
     names = [each.f_code.co_filename for each, _ in walk_stack(frame)]
     text = next((text for name in names for part, text in _STARTING.items() if part in name), None)
     made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
@@ -243,9 +243,9 @@ def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
 
 
 def stacks() -> dict[int, list[tuple[str, str, int]]]:
-    """Return (function, file, line) of each frame of all other threads (of more than 100 the newest, and the main one), innermost first, 100 of each at most.
+    """Return (function, file, line) of other threads' frames, innermost first: newest 100 and main thread, 100 each.
 
-    No frame object is made, which would keep what is in it alive, and in a forked child belong to a thread that is gone.
+    No frame object is made: it would keep its contents alive, and in a forked child belong to a thread that is gone.
     """
     from tempfile import TemporaryFile
 
@@ -261,7 +261,7 @@ def stacks() -> dict[int, list[tuple[str, str, int]]]:
 
 
 def _place_of_producer() -> tuple[str, str, int] | None:
-    """Return where in the user's code a thread is that prepares what others wait for; None where each waits itself, or gives nothing to others."""
+    """Return where in the user's code a thread prepares what others wait for; None if each waits, or gives nothing."""
     runs = {each.ident: getattr(each, "_target", None) or type(each).run for each in threading.enumerate()}
     for thread, stack in stacks().items():
         names = getattr(getattr(runs.get(thread), "__code__", None), "co_names", ())
@@ -303,7 +303,7 @@ def _init_sampled(then: Callable[[int], None] | None, shared: Any, worker_id: in
 
 
 def sample_worker() -> None:
-    """Sample this process from now on, if it was forked just now to be a worker of a torch loader. Raises: RuntimeError."""
+    """Sample this process from now on, if it was just forked to be a worker of a torch loader. Raises: RuntimeError."""
     codes = (frame.f_code for frame, _ in walk_stack(sys._getframe()))
     if any(code.co_name == "__init__" and code.co_filename.endswith("dataloader.py") for code in codes):
         threading.Thread(target=_sample, args=(threading.get_ident(), _shared[0]), daemon=True).start()
@@ -325,7 +325,7 @@ def _sample(worker: int, shared: Any) -> None:
 
 
 def worker_place(pids: Sequence[int]) -> Place | None:
-    """Return the function that the fetches are most often in of the worker, of these, that fetches most; None where that is not known."""
+    """Return the most frequent function in fetches, of the one of these workers that fetches most; None: unknown."""
     found: list[tuple[int, list[Any]]] = [(0, [])]
     for shared, at in product(_shared, range(0, _SLOTS * _SLOT_BYTES, _SLOT_BYTES)):
         with suppress(ValueError):  # empty, or being written

@@ -1,4 +1,4 @@
-"""Readers of /proc and /dev/shm for hook and agent: CPU, memory, pressure, network, disks, and the usage of one process. They raise NoData.
+"""Readers of /proc and /dev/shm, which raise NoData: CPU, memory, pressure, network, disks, the usage of one process.
 
 `parse_…` take a file's text, and raise ValueError or IndexError for one that is not as its documentation says.
 """
@@ -21,7 +21,7 @@ PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-"""The columns of a cpu line whose sum is all of the time: `guest` and `guest_nice` after them are part of `user` and `nice` (proc_stat(5))."""
+"""Columns of a cpu line that add up to all time: `guest` and `guest_nice` are in `user` and `nice` (proc_stat(5))."""
 _NO_DISK = r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d|.*\dp\d+$|([shv]|xv)d[a-z]+\d+$"
 """Memory, files and removable media; devices made of other disks, whose bytes are counted there already; partitions."""
 _MOST_THREADS = 512
@@ -74,7 +74,7 @@ class CpuTimes(NamedTuple):
 
 
 def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
-    """Return the CPU times in /proc/stat. Source: proc_stat(5); only online cores have a `cpuN` line. Raises: NoData without a `cpu` line."""
+    """Return CPU times in /proc/stat, of online cores. Source: proc_stat(5). Raises: NoData without a `cpu` line."""
     # The cpu lines come first, and the one that follows is by far the longest.
     rows = [line.split() for line in takewhile(lambda line: line.startswith("cpu"), text.splitlines())]
     if not rows:
@@ -95,7 +95,7 @@ def cpu_times_s(procfs: Path = PROC) -> tuple[float, float]:
 
 
 def memory_bytes(procfs: Path = PROC) -> dict[str, int]:
-    """Return the node's memory by the kernel's names, e.g. MemTotal, and MemAvailable without swapping. Source: /proc/meminfo, proc(5)."""
+    """Return the node's memory by kernel names: MemAvailable is without swapping. Source: /proc/meminfo, proc(5)."""
     return read(f"{procfs}/meminfo", parse_kib)
 
 
@@ -108,12 +108,12 @@ def oom_kills_on_node(procfs: Path = PROC) -> int | None:
 
 
 def boot_id(procfs: Path = PROC) -> str:
-    """Return the random id of this boot, empty where it is not readable. Source: sys/kernel/random/boot_id, random(4)."""
+    """Return this boot's random id, empty where it is not readable. Source: sys/kernel/random/boot_id, random(4)."""
     return text_of(f"{procfs}/sys/kernel/random/boot_id")
 
 
 def parse_pressure(text: str) -> dict[str, float]:
-    """Return the total of each line in seconds since boot, e.g. "some avg10=0.00 avg60=0.00 avg300=0.00 total=12" (in µs).
+    """Return each line's total in seconds since boot, e.g. "some avg10=0.00 avg60=0.00 avg300=0.00 total=12" (in µs).
 
     Source: Documentation/accounting/psi.rst.
     """
@@ -140,7 +140,7 @@ def is_disk(name: str) -> bool:
 
 
 def parse_disks(text: str) -> dict[str, Disk]:
-    """Return each disk's counters in /proc/diskstats. Source: the kernel's iostats documentation. Raises: NoData without a disk."""
+    """Return each disk's counters. Source: /proc/diskstats, the kernel's iostats.rst. Raises: NoData without a disk."""
     rows = [row for row in map(str.split, text.splitlines()) if is_disk(row[2])]
     if not rows:
         raise NoData("this node shows no disk")
@@ -198,7 +198,7 @@ def stat(pid: int | str, procfs: Path = PROC) -> Stat:
 
 
 def pid_namespace(pid: int | str = "self", procfs: Path = PROC) -> int:
-    """Return the inode of a process's pid namespace; 0 where it cannot be read. Source: /proc/PID/ns/pid, namespaces(7)."""
+    """Return the inode of a process's pid namespace; 0 if unreadable. Source: /proc/PID/ns/pid, namespaces(7)."""
     try:
         return (procfs / str(pid) / "ns/pid").stat().st_ino
     except OSError:
@@ -217,12 +217,12 @@ def _status(pid: int | str, procfs: Path, name: str, parse: Callable[[list[str]]
 
 
 def run_queue_s(pid: int, procfs: Path = PROC) -> float:
-    """Return the time of a process's first thread in the run queue, in seconds. Source: /proc/PID/schedstat, second field."""
+    """Return the seconds of a process's first thread in the run queue. Source: /proc/PID/schedstat, second field."""
     return read(f"{procfs}/{pid}/schedstat", lambda text: int(text.split()[1]) / 1e9)
 
 
 def own_threads_busy_s(procfs: Path = PROC) -> dict[int, float]:
-    """Return each of this process's threads' time on a CPU and in the run queue, in seconds. Source: /proc/self/task/TID/schedstat."""
+    """Return own threads' seconds on a CPU and in the run queue, by id. Source: /proc/self/task/TID/schedstat."""
     busy = {}
     with contextlib.suppress(OSError):
         for thread in list((procfs / "self/task").iterdir())[:_MOST_THREADS]:
@@ -234,7 +234,7 @@ def own_threads_busy_s(procfs: Path = PROC) -> dict[int, float]:
 
 
 def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:
-    """Return (bytes read from disks, bytes written to them less cancelled ones), without page cache hits. Source: /proc/PID/io, proc(5)."""
+    """Return (bytes read from disks, written less cancelled), no page cache hits. Source: /proc/PID/io, proc(5)."""
 
     def read_and_written(text: str) -> tuple[int, int]:
         values = {name: int(value) for name, value in (line.split(": ", 1) for line in text.splitlines())}
@@ -254,7 +254,7 @@ def allowed_cores(pid: int, procfs: Path = PROC) -> int:
 
 
 def mapped_bytes(pid: int, procfs: Path = PROC) -> dict[str, int]:
-    """Return a process's memory by kind, e.g. Rss and Private_Dirty. Slow: a walk over all pages. Source: /proc/PID/smaps_rollup, proc(5)."""
+    """Return a process's memory by kind, e.g. Rss. Slow: walks all pages. Source: /proc/PID/smaps_rollup, proc(5)."""
     return read(f"{procfs}/{pid}/smaps_rollup", parse_kib)
 
 
@@ -279,7 +279,7 @@ def by_pid(read: Callable[[int, Path], T], pids: Iterable[int], procfs: Path = P
 
 
 class ThreadTime:
-    """The calling thread's time on a CPU and in the run queue: with it a thread that computes differs from one that waits, on a busy node too.
+    """The calling thread's time on a CPU and in the run queue: it shows if it computes or waits, on a busy node too.
 
     Source: clock_gettime(2); /proc/thread-self/schedstat, second field (the kernel's sched-stats documentation).
     """

@@ -10,8 +10,8 @@ from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, TR
 _REMEMBERED = 512
 _AT_ONCE_NS = 50_000  # an event on an empty stream is reached within this time
 KEPT_UP_RATIO = 0.04
-"""A device that is behind the host by less than this share of the step, once that is launched, has next to no work queued: it runs each
-kernel as it is launched. On recorded GPUs such steps were idle for 23–93 % of their time, those from 9.6 % on for 4–17 %."""
+"""A device behind the host by less than this share of the step, once that is launched, has next to no work queued: it
+runs each kernel as it is launched. On recorded GPUs such steps idled for 23–93 %, those from 9.6 % on for 4–17 %."""
 
 
 class Exposed(msgspec.Struct, frozen=True, gc=False):
@@ -149,7 +149,7 @@ class DeviceBooking:
         return exposed
 
     def estimate(self, begin_ns: int, end_ns: int, data_ns: int, between: str) -> Exposed:
-        """Book a piece that the device's timeline left out: by a queue whose pieces take the device as long as the measured ones did."""
+        """Book a piece without device times, as queued work that takes the device as long as measured pieces did."""
         ledger = self._ledger
         ledger.book(between, begin_ns)
         self._running = COMPUTE
@@ -178,7 +178,7 @@ class DeviceBooking:
         )
         ledger.book(COMPUTE, batch_ns - input_ns)
         ledger.book(INPUT_WAIT, batch_ns)
-        # The copies, and the waits for other ranks, belong to this piece wholly; of its compute a part lies before the batch.
+        # The copies and waits for other ranks belong wholly to this piece; part of its compute lies before the batch.
         for state, spent_ns in ((TRANSFER, transfer_ns), (HOST_WAIT, host_ns), (COMM_WAIT, comm_ns or 0)):
             ledger.book(state, min(ledger.watermark_ns + spent_ns, end_ns))
         ledger.book(COMPUTE, end_ns)

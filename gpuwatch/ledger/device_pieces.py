@@ -19,13 +19,13 @@ class Events(Protocol):
         """Record an event (a new or pooled one for None) on the home stream; return it."""
 
     def record_aside(self) -> Any | None:
-        """Record an event on the current stream where that is another stream of the same device; None where it is not."""
+        """Record an event on the current stream if that is another stream of the same device; None if it is not."""
 
     def ready(self, event: Any) -> bool:
         """Return whether the device has reached the event."""
 
     def elapsed_ns(self, first: Any, second: Any) -> int:
-        """Return the device's time from one event to another, both ready, in ns; negative where the second came first."""
+        """Return the device's time in ns from one ready event to another; negative where the second came first."""
 
     def release(self, event: Any) -> None:
         """Give an event back for reuse."""

@@ -1,7 +1,7 @@
 """Times of pieces that the device has finished, from differences between their events.
 
-An event on an empty stream is reached when it is recorded: there the device's clock meets the host's. From there on one `elapsed` a piece is
-enough. Of quick pieces on a starved device not each needs that: how far the device is behind the host at their end is sampled.
+An event on an empty stream is reached when it is recorded: there the device's clock meets the host's. From there on one
+`elapsed` a piece is enough. Not every quick piece on a starved device needs one: its lag behind the host is sampled.
 """
 
 from collections.abc import Sequence
@@ -38,11 +38,11 @@ class PieceReader:
         self._is_anchored = True  # whether the clocks have met since measuring began
         self._works_in_fetch = False  # something on the home stream is launched while a batch is fetched
         self._copied = 0
-        self._transfer_ns = self._late_ns = 0.0
         # Means: copies of pieces in detail, and the device's time from the batch to the optimizer's last launch.
+        self._transfer_ns = self._late_ns = 0.0
         self._to_launch_ns = 0.0
+        # A quick piece's lag behind the host, between two waits: times measured, estimated since, mean and variance.
         self._lags = self._lags_estimated = 0
-        # How far a quick piece between two waits ends behind the host: times it was measured, estimated since, mean and variance.
         self._lag_ns = self._lag_variance = 0.0
         self._lag_carried_ns = 0.0  # by how much the estimates so far were too low in all
         self._launches_timed = 0  # pieces that `_to_launch_ns` is the mean of
@@ -51,7 +51,7 @@ class PieceReader:
         self._wait_ns = 0.0  # the mean of a wait for other ranks, and of how many pieces
 
     def measure_runs(self, pieces: Sequence[Piece]) -> None:
-        """Measure the pieces between which the device was never idle as one, and share their time evenly: one call for all of them."""
+        """Measure pieces without idle time of the device between them as one, by one call; share their time evenly."""
         run: list[Piece] = []
         for piece, following in zip_longest(pieces, pieces[1:]):
             run.append(piece)
@@ -65,7 +65,7 @@ class PieceReader:
             run = []
 
     def read(self, piece: Piece, following: Piece | None, observed_ns: int) -> None:
-        """Set the piece's times, and give its events back. `following`: the piece after it, where that has ended too."""
+        """Set the piece's times, and give its events back. `following`: the piece after it, if that has ended too."""
         elapsed = self._events.elapsed_ns
         before_ns, reached_ns, gap_ns = self._batch(piece)
         reached_ns = min(reached_ns, max(observed_ns, piece.end_ns))  # whatever the device's clock says
@@ -138,7 +138,7 @@ class PieceReader:
         self.release(piece)
 
     def _batch(self, piece: Piece) -> tuple[int | None, int, int | None]:
-        """Return when the device was done with what came before and when it reached the batch, and its idle time in between; None: not known."""
+        """Return when earlier work ended, when the device reached the batch, its idle time between; None: not known."""
         at_ns, before_ns = piece.begin_ns, self.reached_ns if piece.chained else None
         if piece.previous is None:
             if piece.follows and before_ns is not None:
@@ -164,7 +164,7 @@ class PieceReader:
         return at_ns - passed_ns, at_ns, passed_ns
 
     def _most_lag_ns(self, piece: Piece, following: Piece | None) -> int | None:
-        """Return how far the device can have been behind the host at the end of this piece, with a wait before and after it; None: measure it."""
+        """Return the largest possible lag behind the host at the end of a piece between two waits; None: measure it."""
         if following is None or following.previous is not piece.end or following.follows:
             return None
         if piece.follows or piece.in_run_ns is not None or self._works_in_fetch:
@@ -175,14 +175,14 @@ class PieceReader:
         return most_ns if most_ns < DETAILED_NS else None
 
     def _is_sampled(self, piece: Piece, following: Piece | None) -> bool:
-        """Return whether the lag of such a piece is measured. That before a piece in detail is: the two clocks are compared there."""
+        """Return whether such a piece's lag is measured: always before a detailed one, as clocks are compared there."""
         if piece.detailed or self._lags < _LAGS_FIRST or (following is not None and following.detailed):
             return True
         varies = self._lag_variance / (LAG_PIECES * (LAG_ERROR * max(1.0, self.piece_ns)) ** 2)
         return piece.draw < max(LAG_SAMPLED, varies)
 
     def _sample_lag(self, lag_ns: int) -> None:
-        """Add a measured lag to the mean. Estimates made since the previous one were off by the same: the next estimates compensate for that."""
+        """Add a measured lag to the mean. Estimates since the last one were off by as much: the next compensate."""
         off_ns = lag_ns - self._lag_ns
         self._lag_carried_ns += self._lags_estimated * off_ns
         self._lags_estimated = 0
@@ -191,7 +191,7 @@ class PieceReader:
         self._lag_ns += max(1 / 8, 1 / self._lags) * off_ns
 
     def _estimated_lag_ns(self, most_ns: int) -> int:
-        """Return what the lag of a piece is taken for, within what is possible. The next estimates make up for what is not."""
+        """Return a piece's estimated lag, within what is possible; the next estimates make up for what is cut off."""
         self._lags_estimated += 1
         lag_ns = min(max(0, round(self._lag_ns + self._lag_carried_ns / 8)), most_ns)
         self._lag_carried_ns += self._lag_ns - lag_ns
@@ -204,7 +204,7 @@ class PieceReader:
                 self._events.release(event)
 
     def _aside(self, piece: Piece, before_ns: int | None, reached_ns: int) -> int:
-        """Return for how long the stream had nothing else to do, before it reached the batch, than to wait for copies on other streams."""
+        """Return for how long the stream, before it reached the batch, only waited for copies on other streams."""
         events = self._events
         if not piece.chained:  # those of before measuring began again
             dropped, self._unfinished_asides = self._unfinished_asides, []
@@ -225,7 +225,7 @@ class PieceReader:
         return felt_ns
 
     def _waited(self, piece: Piece) -> int | None:
-        """Return for how long the stream waited for other ranks: where that was not timed, by the mean of the waits that were."""
+        """Return how long the stream waited for other ranks; where that was not timed, by the mean of timed waits."""
         if not piece.waits_seen:
             return piece.waits_seen
         if len(piece.waits) == piece.waits_seen:
@@ -236,7 +236,7 @@ class PieceReader:
         return int(self._wait_ns * piece.waits_seen) if self._waits_timed else None
 
     def _after_launch(self, piece: Piece, reached_ns: int, end_ns: int, late_ns: int) -> tuple[int | None, int | None]:
-        """Return for how long the device idled after the optimizer's last launch, and how far it was behind the host then."""
+        """Return how long the device idled after the optimizer's last launch, and its lag behind the host then."""
         lag_ns = max(end_ns - piece.end_ns, piece.blocked_ns)
         if not piece.launch_ns:
             return None, lag_ns or None

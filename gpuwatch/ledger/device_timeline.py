@@ -1,9 +1,10 @@
 """The device's own timeline: when its stream was empty, from timing events that are polled and never waited for.
 
-A launch returns before the device runs it: only events on its stream distinguish a wait that starves the device from one that hides behind queued
-work. Each piece of a step has two: `batch` when its batch is in hand, `end` when the next one is asked for. Some have more: after each run of copies, after
-the optimizer's last launch, around each wait for other ranks, at each section. They are read by `query()`, in the training thread, never while a graph is captured.
-An error of an event call ends the timeline, and the recorder goes on by the host's clock. What a signal handler raises passes through.
+A launch returns before the device runs it: only events on its stream tell a wait that starves the device from one that
+hides behind queued work. Each piece of a step has two: `batch` when its batch is in hand, `end` when the next one is
+asked for. Some have more: after each run of copies, after the optimizer's last launch, around each wait for other
+ranks, at each section. They are read by `query()`, in the training thread, never while a graph is captured. An error of
+an event call ends the timeline; the recorder goes on by the host's clock. What signal handlers raise passes through.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def breaks(call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, 
 
 
 class DeviceTimeline:
-    """Records events for the training thread and reads them in order. Every call is made in that thread; none raises."""
+    """Records events for the training thread, which makes the calls, and reads them in order. No call raises."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -89,7 +90,7 @@ class DeviceTimeline:
 
     @breaks
     def start(self, at_ns: int) -> None:
-        """Measure from now on, at first or after a rest or a phase: what is queued by now comes before the next batch."""
+        """Measure from now on, at first or after a rest or a phase: what is queued now comes before the next batch."""
         self._open = self._last = self._copy = None
         self._is_reached = self._chained = False
         self._started_ns = at_ns
@@ -100,10 +101,10 @@ class DeviceTimeline:
 
     @breaks
     def begin(self, at_ns: int) -> None:
-        """A batch is in hand, or the step goes on after a phase. Called again before anything was launched, it moves the moment."""
+        """A batch is in hand, or the step goes on after a phase. A second call before any launch moves the moment."""
         piece, events = self._open, self._events
         if piece is not None and not piece.launch_ns:
-            # With copies it was copied while it was fetched, and is on the device already; after a wait for ranks the step is under way.
+            # With copies it was copied while fetched, and is there already; after a wait for ranks the step has begun.
             if not (piece.copies or piece.waits_seen or piece.marks) and events.usable():
                 self._move_batch(piece, at_ns)
             return
@@ -142,7 +143,7 @@ class DeviceTimeline:
         self._open = piece
 
     def _is_detailed(self, at_ns: int) -> bool:
-        """Return whether the piece that begins is measured in detail, as all of its step, in an order that keeps step with no other."""
+        """Return whether the piece that begins is measured in detail, as is its whole step; chosen in no rhythm."""
         if self._last_begin_ns:
             self._reader.piece_ns += 0.125 * (at_ns - self._last_begin_ns - self._reader.piece_ns)
         self._last_begin_ns = at_ns
@@ -152,7 +153,7 @@ class DeviceTimeline:
 
     @property
     def _draw(self) -> float:
-        """A number from 0 to 1 for the step that begins: evenly spread over any run of steps, and over every n-th of them."""
+        """A number from 0 to 1 for this step: evenly spread over any run of steps, and over every n-th of them."""
         return (self._begun * 0x9E3779B1 & 0xFFFFFFFF) / 2**32
 
     def _move_batch(self, piece: Piece, at_ns: int) -> None:
@@ -170,9 +171,9 @@ class DeviceTimeline:
 
     @breaks
     def copy_begins(self, at_ns: int, follows: bool, in_fetch: bool = False) -> Any | None:
-        """A copy to the device is about to be launched; return what `copy_ends` takes. `follows`: right after the batch or another copy.
+        """A copy to the device is about to be launched; return what `copy_ends` takes.
 
-        `in_fetch`: the loader copies the batch itself, so the wait for it ends here.
+        `follows`: right after the batch or another copy. `in_fetch`: by the loader, so the wait for it ends here.
         """
         piece, events = self._open, self._events
         around = self._copy
@@ -202,7 +203,7 @@ class DeviceTimeline:
 
     @breaks
     def copy_ends(self, token: Any | None, call_ns: int | None = None) -> None:
-        """The copy was launched, by one call that took so long (None: by several). Not measured if its piece has ended meanwhile."""
+        """The copy was launched, by one call of `call_ns` (None: by several). Not measured if its piece has ended."""
         if token is None:
             return
         piece, begin = token
@@ -227,7 +228,7 @@ class DeviceTimeline:
             piece.copies_until_ns = self._copy_at_ns + call_ns
 
     def awaits_asides(self, at_ns: int | None) -> Any | None:
-        """The home stream will wait for copies on other streams, in a fetch if `at_ns` is None; return what `copy_ends` takes."""
+        """The home stream will wait for copies on others (`at_ns` None: in a fetch); return what `copy_ends` takes."""
         piece = self._open
         token = None
         if at_ns is not None and piece is not None:
@@ -250,7 +251,7 @@ class DeviceTimeline:
 
     @breaks
     def wait_begins(self) -> tuple[Piece, Any] | None:
-        """The home stream is about to wait for other ranks; return what `wait_ends` takes. Autograd's threads may call it too."""
+        """The home stream will wait for other ranks; return what `wait_ends` takes. Autograd's threads may call too."""
         piece = self._open
         if piece is None or piece.waits_seen is None:
             return None
@@ -284,7 +285,7 @@ class DeviceTimeline:
 
     @breaks
     def end(self, at_ns: int, goes_on: bool = False) -> Piece | None:
-        """The host is done with the piece, and its step `goes_on` or not. Return it where its times will follow; None where the host's clock must do."""
+        """End the piece, not its step if that `goes_on`. Return it if times will follow; None: use the host's clock."""
         piece, events = self._open, self._events
         self._open, self._goes_on = None, goes_on
         if piece is not None:
@@ -369,7 +370,7 @@ class DeviceTimeline:
         self._reader.release(piece)
 
     def _give_up_busy(self) -> None:
-        """Let pieces go of which the device has not finished the first: it had work all the time, so no wait was felt."""
+        """Let pieces go if the device has not finished the first: it had work all the time, so no wait was felt."""
         pending = self._pending
         for number, piece in enumerate(pending):
             known = piece.chained or number > 0

@@ -1,26 +1,26 @@
-"""Kinds of entries in the training thread's log, and its activities. The recorder writes them, the timeline reads them."""
+"""Kinds of entries in the training thread's log, and its activities. The recorder writes, the timeline reads them."""
 
 STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP, SECTION = range(11)
 """Kinds of log entries; the first field of each tuple. Times in ns.
 
 (STEP, begin, end, data_wait, transfer, samples, epoch_start, piece)   a step, or its last part
-(FAST_STEP, begin, end, batch_ready, transfer, samples)         a step too; its batch was ready at `batch_ready`
-(PART, begin, end, data_wait, transfer, samples, epoch_start, piece)   a part of a step that goes on after something else
-(SPAN, begin, end, state, data_wait, at_end)                    time of one state outside steps; `other`: the loop was left
-(ENTER, at, name)                                               a phase begins; name None: a nested training loop
-(EXIT, at)                                                      the innermost one ends
-(TOKENS, count)                                                 tokens of the open step, in addition to those it has already
-(COMM, begin, end)                                              the open step waited for other ranks' gradients
-(REST, resting)                                                 the device's timeline rests, or measures again
-(UNVERIFIED,)                                                   work on another stream or device was seen in the open step
-(SECTION, name, at)                                             the open step's forward, backward or optimizer section begins
+(FAST_STEP, begin, end, batch_ready, transfer, samples)    a step too; its batch was ready at `batch_ready`
+(PART, begin, end, data_wait, transfer, samples, epoch_start, piece)   a part of a step that goes on after other work
+(SPAN, begin, end, state, data_wait, at_end)               time of one state outside steps; `other`: the loop was left
+(ENTER, at, name)                                          a phase begins; name None: a nested training loop
+(EXIT, at)                                                 the innermost one ends
+(TOKENS, count)                                            tokens of the open step, in addition to those it has already
+(COMM, begin, end)                                         the open step waited for other ranks' gradients
+(REST, resting)                                            the device's timeline rests, or measures again
+(UNVERIFIED,)                                              work on another stream or device was seen in the open step
+(SECTION, name, at)                                        the open step's forward, backward or optimizer section begins
 
-`piece` is the `gpuwatch.ledger.device_timeline.Piece` whose times the device's timeline will set; None, or left out, where only the host's clock
-measures.
+`piece` is the `gpuwatch.ledger.device_pieces.Piece` whose times the device's timeline will set; None, or left out,
+where only the host's clock measures.
 """
 
 STARTUP, DATA_WAIT, IN_STEP, BETWEEN, IDLE, PHASE = "startup", "data_wait", "step", "between_steps", "idle", "phase "
-"""Activities of the training thread. IDLE: its loop has ended or was left, and nothing trains. PHASE is followed by a declared phase's name."""
+"""Activities of the training thread. IDLE: its loop has ended or was left. PHASE precedes a declared phase's name."""
 
 TRANSFERRING = "transfer"  # in a step, copying a batch to the device. Published as IN_STEP.
 

@@ -40,7 +40,7 @@ def phase_state(name: str) -> str:
 
 
 CHECKPOINT_LOAD, RENDEZVOUS, PAUSE = "checkpoint_load", "rendezvous", "between cells"
-"""Phases that gpuwatch itself declares: a part of `other`. PAUSE is the time between two cells of a notebook, which no share counts."""
+"""Phases that gpuwatch declares, part of `other`. PAUSE: the time between two notebook cells, which no share counts."""
 
 MAX_DECLARED = 8
 _MOST_OTHERS = 1024
@@ -50,8 +50,8 @@ REST = "rest"
 def add_declared(declared_ns: dict[str, int], name: str, ns: int, others_ns: dict[str, int] | None = None) -> None:
     """Count time of a declared phase by its name: of eight names, the others as "rest".
 
-    With `others_ns`, the time of the others by name, one that comes to twice the least of the eight takes that one's place: what it had
-    before stays with the rest, so that no counter goes back.
+    With `others_ns`, the time of the others by name, one that comes to twice the least of the eight takes its place.
+    What the new one had before stays with the rest, so that no counter goes back.
     """
     names = declared_ns.keys() - {REST}
     if name not in (REST, *names) and len(names) >= MAX_DECLARED:
@@ -68,16 +68,17 @@ def add_declared(declared_ns: dict[str, int], name: str, ns: int, others_ns: dic
 
 
 SECTIONS = FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-"""What compute is divided into on request. FORWARD is all that is neither of the others: loss, metrics, gradient clipping, Python code."""
+"""What compute is divided into on request. FORWARD is the rest: also loss, metrics, gradient clipping, Python code."""
 MOST_MARKS = 1024  # of a piece of a step: one with more is not divided
 
 
 def sections_ns(
     marks: Sequence[tuple[str, Any]], elapsed_ns: Callable[[Any, Any], int], compute_ns: int
 ) -> dict[str, int] | None:
-    """Return the compute of a piece of a step by section, given where each one begins (None: not measured); FORWARD is the rest.
+    """Return the compute of a piece of a step by section, given where each one begins (None: not measured).
 
-    None: it is not known, or one goes on after the piece. What precedes a backward pass inside an optimizer's step is its closure's forward pass.
+    FORWARD is the rest, and a closure's forward pass before a backward pass inside an optimizer's step. Return None
+    where the sections are not known, or one goes on after the piece.
     """
     if marks and (marks[-1][0] != FORWARD or len(marks) > MOST_MARKS or any(at is None for _, at in marks)):
         return None
@@ -110,7 +111,7 @@ class Ledger:
         return self
 
     def book(self, state: str, until_ns: int) -> int:
-        """Book the time from the watermark to `until_ns` under `state`, nothing where that is final already; return its ns."""
+        """Book the time from the watermark to `until_ns` under `state`, nothing if that is final; return its ns."""
         booked = until_ns - self.watermark_ns
         if booked <= 0:
             return 0
@@ -125,7 +126,7 @@ class Ledger:
             self.watermark_ns += part
 
     def book_mixture(self, parts_ns: Mapping[str, int], until_ns: int) -> None:
-        """Book the time to `until_ns`, divided in the proportion of `parts_ns`; without any, as `unknown`. Parts that cover it are booked exactly."""
+        """Book time to `until_ns` in proportion to `parts_ns`, exactly if they cover it; without any, as `unknown`."""
         open_ns = until_ns - self.watermark_ns
         if open_ns <= 0:
             return
@@ -162,6 +163,6 @@ def shares(states: Mapping[str, float]) -> dict[str, float]:
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the middle one, or the mean of the two in the middle. `statistics`, which has the same, takes 3 ms to import."""
+    """Return the middle one, or the mean of the middle two. `statistics`, which has the same, takes 3 ms to import."""
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

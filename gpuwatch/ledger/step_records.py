@@ -1,4 +1,4 @@
-"""Steps and phases as logged, the parts of a step that is not complete yet, and what all steps add up to. Times in ns."""
+"""Steps and phases as logged, the parts of an incomplete step, and what all steps add up to. Times in ns."""
 
 from collections import Counter, deque
 
@@ -108,7 +108,7 @@ class StepCounts(Counters):
 
     @property
     def slow_first(self) -> StepRecord | None:
-        """The first step, if it took out of proportion (it compiles, tunes, loads libraries) and enough others followed; else None."""
+        """The first step, if far slower (it compiles, tunes, loads libraries) and enough others followed; else None."""
         first = self.first
         if first is None or self.steps < SLOW_FIRST_AMONG or first.total_ns < SLOW_FIRST_MEDIANS * self.median_ns:
             return None

@@ -45,7 +45,7 @@ class Timeline:
         return sum(entry[0] == STEP for entry in tuple(self._held))
 
     def apply(self, entries: Iterable[tuple[Any, ...]] = ()) -> list[StepRecord]:
-        """Book log entries; return their training steps. What follows a piece that the device has not finished is held."""
+        """Book log entries; return their training steps. What follows a piece the device has not finished is held."""
         self.entries.extend(entries)
         entries, held, steps = self.entries, self._held, self._made
         while self._at < len(entries):
@@ -69,7 +69,7 @@ class Timeline:
         return steps
 
     def _book_whole_steps(self, entries: list[tuple[Any, ...]], at: int, steps: list[StepRecord]) -> int:
-        """Book the run of steps from `at` on that nothing interrupts, at a tenth of the cost of `_book`; return how many."""
+        """Book the uninterrupted run of steps from `at` on, at a tenth of the cost of `_book`; return how many."""
         watermark, counts, whole = self.ledger.watermark_ns, self.counts, list[StepRecord]()
         if not counts.steps or self._levels or self._held or self._resting or self._carry != _NOTHING:
             return 0
@@ -136,7 +136,7 @@ class Timeline:
             steps.append(record)
 
     def held_tail(self) -> tuple[list[tuple[str, int]], str]:
-        """Return the time after the ledger while the device works on held pieces, as (state, until), and the state of what follows."""
+        """Return the time after the ledger that held pieces take, as (state, until), and the state of what follows."""
         if not self._held:
             return [], self._between_state
         parts: list[tuple[str, int]] = []
@@ -174,14 +174,14 @@ class Timeline:
         return found[0]
 
     def book_stopped(self, now_ns: int) -> None:
-        """Book the open time of a loop as stalled, as the whole process was stopped. The open step is counted from now on."""
+        """Book a loop's open time as stalled: the whole process was stopped. The open step is counted from now on."""
         if self.counts.steps and self._phase_state is None and not self._is_left:
             for state, until_ns in [*self.held_tail()[0], (states.STALLED, now_ns)]:
                 self.ledger.book(state, until_ns)
             self.last_progress_ns = now_ns
 
     def quiet(self, now_ns: int, step_ns: int | None = None) -> tuple[str, int] | None:
-        """Return the state of a time without progress, `stalled` or (after a loop) `other`, and since when; None before the threshold."""
+        """Return state and start of time without progress: `stalled`, or after a loop `other`; None if too short."""
         if not self.counts.steps or self._phase_state is not None or any(entry[0] == ENTER for entry in self._held):
             return None
         held, is_left = self.held_tail()[0], self._is_left
@@ -193,7 +193,7 @@ class Timeline:
         return states.OTHER if is_left and step_ns is None else states.STALLED, since_ns
 
     def is_still(self, now_ns: int) -> bool:
-        """Whether nothing has moved for a while, in a phase or not: for less time than makes `quiet`, once the loop has begun."""
+        """Whether nothing has moved for a time, less than `quiet` needs, in a phase or not, once the loop has begun."""
         least_ns = max(STILL_NS, STALL_MEDIANS * self.counts.median_ns)
         return self.counts.steps > 0 and now_ns - self.last_progress_ns > least_ns
 

@@ -1,7 +1,8 @@
 """Where backward passes and optimizer steps begin and end: compute by section, on request.
 
-`torch.autograd.backward`, which `Tensor.backward` calls, is replaced from the first step until the Watch is closed, and optimizers have hooks. What
-is compiled as a whole, or replayed as a graph, calls neither: it is not measured. An optimizer that steps inside a backward pass is a part of it.
+`torch.autograd.backward`, which `Tensor.backward` calls, is replaced from the first step until the Watch is closed, and
+optimizers have hooks. What is compiled as a whole, or replayed as a graph, calls neither: it is not measured. An
+optimizer that steps inside a backward pass is a part of it.
 """
 
 import sys
@@ -27,7 +28,7 @@ class Breakdown:
         self._optimizer = 0, 0  # the outermost one that steps, and when the piece of a step began in which it does
 
     def install(self) -> None:
-        """Mark from now on, once torch is loaded. To be called before hooks are added that end a step after an optimizer's."""
+        """Mark from now on, once torch is loaded. Call it before adding hooks that end a step after an optimizer's."""
         if self.on and not self._hooks and (hook := at_each_optimizer_step(self._optimizer_begins, "pre")) is not None:
             self._hooks += [hook, at_each_optimizer_step(self._optimizer_ends)]
             self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
@@ -63,7 +64,7 @@ class Breakdown:
             self._enter(FORWARD)
 
     def _enter(self, section: str) -> None:
-        """Note that a section of the open step begins: by the device's events if there is a device, as the host only launches its work."""
+        """Note that a section of the open step begins; on a device by its events, as the host only launches work."""
         recorder = self._recorder
         if recorder.thread != get_ident() or recorder.doing() is not IN_STEP:
             return

@@ -1,9 +1,9 @@
-"""How long training waits for other ranks: measured on request, for DistributedDataParallel, and for FSDP on a device. And which
-collectives a rank has issued, where it makes no progress.
+"""How long training waits for other ranks, measured on request for DistributedDataParallel and, on a device, FSDP. And
+which collectives a rank has issued, where it makes no progress.
 
-DDP waits until all gradients are reduced in a callback of the autograd engine: two callbacks of ours around it read the clock on the CPU, and
-record events on a device, whose stream waits. What is reduced while the backward pass still computes is not between the two.
-FSDP makes the stream wait for each collective by `Stream.wait_event`: `stream_waits` records events around that.
+DDP waits until all gradients are reduced in a callback of the autograd engine: two callbacks of ours around it read the
+clock on the CPU, or record events on a device, whose stream waits. What is reduced during the backward pass is not
+between the two. FSDP makes the stream wait for each collective by `Stream.wait_event`, which `stream_waits` times.
 """
 
 import json
@@ -101,7 +101,7 @@ class CommunicationWatch:
             recorder.log.append((COMM, begin, recorder.clock()))
 
     def _trains(self) -> bool:
-        """Whether a step's own work is under way. On a device it may run in autograd's threads, for which the training thread waits."""
+        """Whether a step's own work runs: on a device maybe in autograd's threads, while the training thread waits."""
         recorder = self._recorder
         if recorder.doing() is not IN_STEP:
             return False
@@ -130,9 +130,9 @@ def is_parallel(model: Any) -> bool:
 
 
 def last_collectives() -> tuple[Collective, ...]:
-    """Return the last collective that this process has issued in each process group, by torch's flight recorder; () without one.
+    """Return the last collective this process issued in each process group, by torch's flight recorder; () without one.
 
-    Asked from any thread, also while the training thread waits in a collective. It asks devices for nothing but whether an event was reached.
+    Any thread may ask, also while the training thread is in one. Devices are asked only whether an event was reached.
     """
     torch = sys.modules.get("torch")
     bindings = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)

@@ -1,7 +1,7 @@
 """Time that torch spends compiling, by dynamo's own callbacks: the state `compile`.
 
-Meanwhile what stands in place of torch's own methods steps aside, whichever thread compiles. Dynamo is imported by the first optimizer or the
-first `torch.compile`: where that comes while a loop runs, the import is noticed.
+Meanwhile what stands in place of torch's own methods steps aside, whichever thread compiles. Dynamo is imported by the
+first optimizer or the first `torch.compile`: where that comes while a loop runs, the import is noticed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CompileWatch:
 
 
 class _DynamoIsImported:
-    """Sees dynamo's modules imported, and finds none of them. Dynamo learns torch's own functions then, so ours step aside."""
+    """Sees dynamo's modules imported; finds none of them. Dynamo then learns torch's own functions: ours step aside."""
 
     def __init__(self, register: Callable[[], None]) -> None:
         self._register: Callable[[], None] | None = register
@@ -102,7 +102,7 @@ class _DynamoIsImported:
 
 
 def _leave_us_alone() -> None:
-    """Have dynamo run this package's functions as they are, and learn torch's own methods, which it does once, while ours are not there."""
+    """Have dynamo run this package's functions as they are, and learn torch's methods, once, while ours are away."""
     global _taught
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is None or rules is _taught:
@@ -117,7 +117,7 @@ def _leave_us_alone() -> None:
 
 
 def _clear() -> None:
-    """Clear dynamo's callbacks, but for ours: `torch._dynamo.reset()` does this, and torch may compile before the next pass."""
+    """Clear dynamo's callbacks but ours: `torch._dynamo.reset()` calls this; torch may compile before the next pass."""
     handler: Any = _handler()
     try:
         type(handler).clear(handler)

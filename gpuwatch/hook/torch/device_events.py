@@ -12,7 +12,7 @@ from typing import Any
 
 
 def device_in_use(torch: Any) -> str | None:
-    """Return the kind of device that the user's code has set up by now: "cuda", "xpu" …; None before that. Never sets one up."""
+    """Return the kind of device that the user's code has set up: "cuda", "xpu" …; None before. Never sets one up."""
     try:
         if torch.cuda.is_initialized():
             return "cuda" if torch.cuda.is_available() else None
@@ -25,7 +25,7 @@ def device_in_use(torch: Any) -> str | None:
 
 
 def torch_events(torch: Any) -> TorchEvents | None:
-    """Return events of the current device; None where the user's code has not set it up, or where it has no timing events."""
+    """Return events of the current device; None where the user's code has not set it up, or it has no timing events."""
     kind = device_in_use(torch)
     if kind is None:
         return None
@@ -46,7 +46,7 @@ _unused: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
 class TorchEvents:
     """Events on the device and stream of `torch.accelerator` that were current at first, pooled and never destroyed.
 
-    A destroyed event aborts a forked child, where CUDA cannot be called (`std::terminate` from `~CUDAEvent`, torch 2.11).
+    A destroyed event aborts a forked child, which cannot call CUDA (`std::terminate` from `~CUDAEvent`, torch 2.11).
     """
 
     def __init__(self, torch: Any, kind: str) -> None:
@@ -127,9 +127,10 @@ class TorchEvents:
 class CudaEvents(TorchEvents):
     """CUDA's: the same by quicker ways, and none while a graph is captured.
 
-    `Event.record()` and torch's Python functions look up the stream and check that CUDA is set up, at the cost of the event itself.
-    While any thread captures a graph in CUDA's global mode, a query by another one ends that capture, unless the thread that queries has left
-    the mode before: that is done around each query. `elapsed_time()` queries both events first; the runtime is asked for the time alone.
+    `Event.record()` and torch's Python functions look up the stream and check that CUDA is set up, at the cost of the
+    event itself. While any thread captures a graph in CUDA's global mode, a query by another one ends that capture,
+    unless the thread that queries has left the mode before: that is done around each query. `elapsed_time()` queries
+    both events first; the runtime is asked for the time alone.
     """
 
     def _look_up(self, torch: Any) -> None:
@@ -147,7 +148,7 @@ class CudaEvents(TorchEvents):
             self._elapsed_ms = self._elapsed_ms_directly
 
     def can_time(self) -> bool:
-        """Return whether the current device has a context: an event would make one (a user on "cuda:1" without `set_device`)."""
+        """Return whether the device has a context: an event would make one (on "cuda:1" without `set_device`)."""
         if not self._torch._C._cuda_hasPrimaryContext(self._device):
             return False
         self._recorded_on = self._current(self._device)
@@ -181,7 +182,7 @@ class CudaEvents(TorchEvents):
 
 
 def _runtime_functions(torch: Any) -> tuple[Any, Any, Any]:
-    """Return `cudaThreadExchangeStreamCaptureMode`, `cudaEventElapsedTime` and `cudaGetLastError` of the runtime that torch has loaded.
+    """Return `cudaThreadExchangeStreamCaptureMode`, `cudaEventElapsedTime` and `cudaGetLastError` of torch's runtime.
 
     None where it is not found. They do not wait, so Python's lock is kept: getting it back could take 5 ms.
     """

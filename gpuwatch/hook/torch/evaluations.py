@@ -1,7 +1,7 @@
-"""Evaluations on tensors, now and then in a step of a loop over a loader, or after it: from `model.eval()` to `model.train()`, or without gradients.
+"""Evaluations on tensors in or after some steps over a loader: `model.eval()` to `model.train()`, or without gradients.
 
-What steps do each time is a part of them: a teacher's pass, an average of the weights, activations that are computed again. So what is entered
-in the same place of the program is an evaluation only several steps after the last time.
+What steps do each time is a part of them: a teacher's pass, an average of the weights, activations computed again. So
+what is entered in the same place of the program is an evaluation only several steps after the last time.
 """
 
 import functools
@@ -93,7 +93,7 @@ class Evaluations:
             self._begin(self._until)
 
     def _is_apart(self) -> bool:
-        """Whether what goes on may be an evaluation, and has not been at this place of the program for several steps."""
+        """Whether this may be an evaluation, and has not been at this place of the program for several steps."""
         recorder, steps = self._recorder, self._optimizer.trained_steps
         if recorder.thread != get_ident() or self._is_off or recorder.in_phase:
             return False
@@ -114,7 +114,7 @@ class Evaluations:
         self._level = recorder.enter(EVAL, recorder.clock())
 
     def end(self, owner: object) -> None:
-        """End the one that is open in a step of this loop, or (None) between two, if there is one: with the step, or as a loop begins."""
+        """End any that is open in a step of this loop, or (None) between two: with the step, or as a loop begins."""
         if owner is not self._owner:
             return
         self._optimizer.await_call()

@@ -1,4 +1,4 @@
-"""What is hooked in torch while a training is watched: device times, copies, compilations, checkpoints. All of it is removed again."""
+"""Hooks in torch while a training is watched, all removed again: device times, copies, compilations, checkpoints."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ PHASES: dict[str, tuple[str, dict[str, str]]] = {
 
 
 class PhaseWatch:
-    """Books what the training thread saves, loads and waits for other ranks at the start as phases, while a run is open."""
+    """Books saves, loads and the initial wait for other ranks in the training thread as phases, while a run is open."""
 
     def __init__(self, recorder: Recorder, in_evaluation: Callable[[], bool]) -> None:
         self._recorder, self._in_evaluation = recorder, in_evaluation
@@ -137,7 +137,7 @@ class TorchHooks:
             self._transfers.remove()
 
     def find_device(self) -> None:
-        """Begin to measure by the device once the user's code has set one up, and by another one if the training has moved there."""
+        """Measure by the device once the user's code has set one up, and by another one if the training moved there."""
         recorder, torch = self._recorder, sys.modules.get("torch")
         timeline, framework = recorder.timeline, asynchronous_framework()
         if framework is not None and self._torch_hook is None:

@@ -1,4 +1,4 @@
-"""Peaks of torch's CUDA allocator, and what it knows where memory ran out. No call of these sets a device up, or waits for one."""
+"""Peaks of torch's CUDA allocator, and what it knows where memory ran out. No call sets up a device or waits for it."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ SNAPSHOT = "GPUWATCH_OOM_SNAPSHOT"  # names the file; then torch notes where eac
 
 
 def peak_bytes() -> dict[str, int]:
-    """Return the most bytes that tensors had (`allocated`) and torch held (`reserved`) on the device with most; empty without CUDA."""
+    """Return peak bytes of tensors (`allocated`) and torch (`reserved`) on the device with most; empty without CUDA."""
     cuda, kinds = getattr(sys.modules.get("torch"), "cuda", None), ("reserved", "allocated")
     if cuda is None or not cuda.is_initialized():
         return {}
@@ -23,7 +23,7 @@ def peak_bytes() -> dict[str, int]:
 
 
 def explain(failure: type[BaseException] | None, batch_bytes: int | None, rank: int) -> str:
-    """Return what is known of a lack of the GPU's memory that has ended the run, and write its snapshot; empty for any other end."""
+    """Return what is known of a lack of GPU memory that ended the run, and write its snapshot; empty for other ends."""
     torch: Any = sys.modules.get("torch")
     is_lack = torch is not None and failure is not None and issubclass(failure, torch.OutOfMemoryError)
     if not is_lack or not (peak := peak_bytes()):

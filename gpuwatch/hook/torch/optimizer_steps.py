@@ -1,9 +1,9 @@
-"""Steps of a training whose loop takes its batches from no watched loader: each lasts from one optimizer step to the next.
+"""Steps of a training whose batches come from no watched loader: each lasts from one optimizer step to the next.
 
-The time from an optimizer step to the next forward pass is the step's wait: torch does nothing of the model in it. Forward passes without
-gradients are an evaluation, or a rollout: the time between them, an environment's for example, is counted. Where no module is called, but functions
-of tensors, all of a step computes, or all from its first copy to the device on. The count of optimizer steps distinguishes training from a pass
-that only reads.
+The time from an optimizer step to the next forward pass is the step's wait: torch does nothing of the model in it.
+Forward passes without gradients are an evaluation or a rollout: time between them (an environment's, say) is counted.
+Where only functions of tensors are called, no module, all of a step computes, or all from its first copy to the device.
+The count of optimizer steps distinguishes training from a pass that only reads.
 """
 
 import sys
@@ -40,7 +40,7 @@ class OptimizerSteps:
     """Called after each step of any of torch's optimizers, in whichever thread makes it."""
 
     def __init__(self, recorder: Recorder, begin: Callable[[], None]) -> None:
-        """`begin` is called when such a step, of quick ones not each, computes: not by the optimizer, whose hooks cannot be added to meanwhile."""
+        """`begin` is called when a step computes (not each quick one); not by optimizers, which take no hook then."""
         self._recorder = recorder
         self._begin = begin
         self._own_ns = 0  # the hook's own time in the last steps on a device
@@ -111,7 +111,7 @@ class OptimizerSteps:
         self._leave_compiler()
 
     def _leave_compiler(self) -> None:
-        """See no compiled function any more, until modules are to have hooks again: torch asks at each step of an optimizer, too."""
+        """See no compiled function until modules are to have hooks again: torch asks at each optimizer step, too."""
         self._of_compiler.restore()
         self._of_compiler, self._compiled = Patches(), None
 
@@ -123,7 +123,7 @@ class OptimizerSteps:
         return self._next_forward.remove() or awaited
 
     def give_way(self) -> None:
-        """A pass over a loader begins: what followed the last optimizer step, a warm-up's for example, was no wait of a step."""
+        """A pass over a loader begins: what followed the last optimizer step, say a warm-up's, was no step's wait."""
         recorder = self._recorder
         if recorder.step_owner is self._owner and recorder.thread == get_ident() and self._leave_forward():
             recorder.abandon_bounded(recorder.clock())
@@ -137,10 +137,10 @@ class OptimizerSteps:
         self.await_call(self._note_call)
 
     def evaluates(self, of_pass: object) -> bool:
-        """Whether the pass is an evaluation: its first step has called a module without training it, and made no step of an optimizer.
+        """Whether the pass is an evaluation: its first step called a module without training it; no optimizer stepped.
 
-        Nor, in a training of which no pass begins with a module in training mode, has it computed gradients for a step that is made batches
-        later. Without an optimizer of torch's: autograd has recorded nothing in it, but has in the first step of an earlier pass.
+        Nor did it compute gradients for a step made batches later, where no pass begins with a module in training mode.
+        Without an optimizer of torch's: autograd recorded nothing in it, but did in the first step of an earlier pass.
         """
         if self._pass_began[0] is of_pass:
             self.await_call()  # no module was called
@@ -192,7 +192,7 @@ class OptimizerSteps:
         return any(each is parameter for each in first for parameter in model.parameters())
 
     def feeds_one_batch(self) -> bool:
-        """Note that a pass was dropped with its first batch; return whether the one before was too, and few steps were between them."""
+        """Note that a pass was dropped with its first batch; return whether the one before was too, few steps ago."""
         before, self._count_at_drop = self._count_at_drop, self.count
         return 0 < self.count - before <= MOST_TAKEN
 
@@ -216,7 +216,7 @@ class OptimizerSteps:
             self._hook.add()
 
     def visit(self) -> None:
-        """Take the hook away while it rests, as a call that does nothing costs 1 µs; now and then count again, to know what trains.
+        """Take the hook away while it rests, as an empty call costs 1 µs; now and then count again to know what trains.
 
         Called between two steps. Other threads may go through torch's hooks at any time: of several none is taken away.
         """
@@ -229,7 +229,7 @@ class OptimizerSteps:
             self._hook.remove()
 
     def stepped(self, of: Any, *_: Any) -> None:
-        """An optimizer has made a step. In a watched loop the next few are counted, as far as evaluations ask for. (Torch passes its arguments too.)"""
+        """An optimizer has made a step. A watched loop counts as many as evaluations need. `_`: torch's arguments."""
         if self._rests:
             return
         recorder = self._recorder
@@ -317,7 +317,7 @@ class OptimizerSteps:
         return self._is_hidden or self._next_forward.is_on or self._awaits_next
 
     def _may_hook(self) -> bool:
-        """Whether modules may have hooks: not where a compiled function may call the model, which torch would compile again with each."""
+        """Whether modules may have hooks: not where a compiled function may call the model; each would recompile it."""
         if self._compiled is None and (compiler := sys.modules.get("torch._dynamo.eval_frame")) is not None:
             self._compiled = getattr(compiler, "OptimizedModule", None)
             self.on_compiler()
@@ -342,7 +342,7 @@ class OptimizerSteps:
             self._leave_compiled(frame)
 
     def _set_compiled(self, original: Callable[[Any], Any], callback: Any) -> Any:
-        """Torch begins a compiled function, by a callback, or ends it: to a loop it is a module, unless it may be the optimizer."""
+        """Torch begins (by a callback) or ends a compiled function: a module to a loop, unless maybe an optimizer."""
         frame = sys._getframe(2)
         if callable(callback) and frame.f_code.co_name != "__enter__":  # of a context, which ends in another frame
             self._enter_compiled(_COMPILED, frame)
@@ -411,7 +411,7 @@ class OptimizerSteps:
         self._compute(now)
 
     def _is_in_mode(self, module: Any) -> bool:
-        """Whether the module that is trained is called in the mode of an evaluation, which the last steps have not done."""
+        """Whether the module that is trained is called in evaluation mode, which the last steps have not done."""
         if module.training:
             self._trained = id(module)
         if module.training or self._trained != (self._pass or id(module)):
@@ -437,7 +437,7 @@ class OptimizerSteps:
             self._begin()
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make a backward pass. It ends the step, if optimizers step in it; else the wait for the next batch begins, if one was taken there before."""
+        """Make a backward pass. Optimizers in it end the step; else a batch is awaited, if one came here before."""
         recorder = self._recorder
         if recorder.step_owner is not self._owner or recorder.thread != get_ident() or self._is_inside:
             return original(*args, **kwargs)
@@ -495,7 +495,7 @@ def _recorded() -> int:
 
 
 def _is_checkpointed() -> bool:
-    """Whether a module is called for activations that the backward pass will compute again, so that autograd records nothing of them."""
+    """Whether a module is called for activations that the backward pass recomputes: autograd records none of them."""
     frame: Any = sys._getframe(1)
     for _ in range(_DEPTH):  # no generator: a compiler of the model's call would be asked to compile it
         if frame is None or (frame.f_code.co_name == "forward" and "checkpoint" in frame.f_code.co_filename):
@@ -505,7 +505,7 @@ def _is_checkpointed() -> bool:
 
 
 def at_each_optimizer_step(call: Callable[..., None], when: Literal["pre", "post"] = "post") -> Any | None:
-    """Have this called before or after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
+    """Have this called before or after each step of torch's optimizers; return the handle, None if none are loaded."""
     optimizer: Any = sys.modules.get("torch.optim.optimizer")
     register = getattr(optimizer, f"register_optimizer_step_{when}_hook", None)
     return None if register is None else register(call)

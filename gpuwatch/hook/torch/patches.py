@@ -26,7 +26,7 @@ class Patches:
         self._on = on
 
     def wrap(self, owner: Any, name: str, wrapper: Wrapper, *others: Any) -> None:
-        """Have calls of `owner.name`, and of `others` that have the same function, go through `wrapper`; it can be pickled still."""
+        """Have calls of `owner.name`, and of the same function of `others`, go through `wrapper`; it can be pickled."""
         if not self._on:
             return
         original = getattr(owner, name, None)
@@ -63,7 +63,7 @@ class Patches:
 
 
 class GlobalHook:
-    """A hook of all modules, or optimizers, that comes and goes: registered once by torch's function, then put where its handle says, in less time."""
+    """A hook of all modules or optimizers that comes and goes: registered once, later put faster, by its handle."""
 
     def __init__(self, register: str, call: Callable[..., None], module: str = "torch.nn.modules.module") -> None:
         """`register` is the name of torch's function in that module."""

@@ -1,9 +1,10 @@
-"""What torch's streams and the host wait for on a device: copies on another stream, FSDP's collectives, `synchronize()`.
+"""What torch's streams and the host wait for on a device: copies on other streams, FSDP's collectives, `synchronize()`.
 
-A prefetcher copies on a stream of its own, and makes the training's stream wait for it: where that has nothing else to do, it is `transfer`. FSDP
-does the same for its collectives: `comm_wait` where a model is watched. A `synchronize()` waits for the device, like a result that is read back.
-From when a device is adopted until the Watch is closed `wait_event` and `synchronize` of the device's `Stream`, `wait` and `synchronize` of its
-`Event`, and the functions of `torch._C` behind `synchronize()` are replaced. `torch.Stream` and `torch.Event` are of C and cannot be.
+A prefetcher copies on its own stream and has the training's stream wait: `transfer`, where that has nothing else to do.
+FSDP does so for its collectives: `comm_wait` where a model is watched. A `synchronize()` waits for the device, like a
+result that is read back. From when a device is adopted until the Watch is closed, `wait_event` of its `Stream`, `wait`
+of its `Event`, `synchronize` of both, and the functions of `torch._C` behind `synchronize()` are replaced.
+`torch.Stream` and `torch.Event` are of C and cannot be.
 """
 
 import functools
@@ -36,7 +37,7 @@ class StreamWaits:
         self._is_waiting = False  # `wait_event` calls `wait`, which is replaced too
 
     def install(self, kind: str | None) -> None:
-        """A device of this kind ("cuda") measures from now on, on the stream that is current. None: it is none of torch's."""
+        """A device of this kind ("cuda") measures from now on, on the current stream. None: it is none of torch's."""
         torch: Any = sys.modules.get("torch")
         module: Any = getattr(torch, kind or "", None)
         self._home = _identity(module.current_stream()) if hasattr(module, "current_stream") else None
@@ -104,7 +105,7 @@ class StreamWaits:
         return waits
 
     def _begins(self, device: DeviceTimeline, stream: Any) -> tuple[Callable[[Any], None], Any]:
-        """Have the timeline note that this stream (None: the current one) is about to wait; return what to call after that, and with what."""
+        """Note that this stream (None: the current one) will wait; return what to call after that, and with what."""
         try:
             current = _identity(getattr(sys.modules["torch"], self._kind or "").current_stream())
             waits = current == self._home and (stream is None or _identity(stream) == current)

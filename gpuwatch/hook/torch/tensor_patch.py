@@ -1,7 +1,7 @@
-"""What replaces functions of torch while a `Watch` needs it: installed, removed, and out of the way while torch compiles.
+"""What replaces functions of torch while a `Watch` needs it: installed, removed, and put aside while torch compiles.
 
-Since Python 3.13 a class whose attributes have changed a thousand times has no attribute cache, and every access to a Tensor's attribute takes
-twice as long. So these attributes change a bounded number of times in a run, however many passes it has.
+Since Python 3.13 a class whose attributes have changed a thousand times has no attribute cache, and every access to a
+Tensor's attribute takes twice as long. So these change a bounded number of times in a run, however many passes it has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def come_back() -> None:
 class TorchMethods:
     """Replaces methods of `torch.Tensor`, or of another class or module that `owner` returns, for the loops of one run.
 
-    `make(torch, name, original)` returns the replacement. `compiled_around`: compilations after which it is installed again at once.
+    `make(torch, name, original)` returns the replacement, put back at once after up to `compiled_around` compilations.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TorchMethods:
             self.remove_all()
 
     def remove_all(self) -> None:
-        """Remove the replacement whatever is open. What another package put over it stays: it calls the original through us."""
+        """Remove ours, whatever is open. What another package put over it stays: it calls the original through us."""
         self.loops = 0
         self._aside = []
         if self in _open:
@@ -120,7 +120,7 @@ class TorchMethods:
         return [name for name, ours in self._ours.items() if torch and vars(self._owner(torch)).get(name) is ours]
 
     def _take_back(self, names: list[str]) -> None:
-        """Remove what is on top under these names. Nothing is looked up on the class between two changes, so that Python counts them as one."""
+        """Remove what is on top under these names, with no class lookup between: Python counts all as one change."""
         owner = self._owner(sys.modules["torch"]) if names else None
         for name in names:
             before = self._ours.pop(name).gpuwatch_before

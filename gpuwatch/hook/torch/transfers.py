@@ -1,8 +1,9 @@
 """Copies to the device without a line of code: `Tensor.to` and `Tensor.cuda` are timed while a watched loop runs.
 
-Where the device's timeline measures, what is read back (`.item()`, `.cpu()`, `if loss > 1:` …) is noted too: the host waits for it.
-A replacement acts while a loop is open, in the training thread, inside a step; see `tensor_patch` for when it is there. It is no
-TorchFunctionMode: those change how every operation is dispatched. A Tensor subclass or such a mode gets the original function.
+Where the device's timeline measures, what is read back (`.item()`, `.cpu()`, `if loss > 1:` …) is noted too: the host
+waits for it. A replacement acts while a loop is open, in the training thread, inside a step; see `tensor_patch` for
+when it is there. It is no TorchFunctionMode: those change how every operation is dispatched. A Tensor subclass or such
+a mode gets the original function.
 """
 
 import functools
@@ -82,7 +83,7 @@ class TransferWatch:
 
         @functools.wraps(original)
         def timed(tensor: Any, place: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
-            # The fast path: a normal copy in a normal step, to the usual device and not to a CPU. Each check here is a cost for every batch.
+            # The fast path: a normal copy in a normal step to the usual device, no CPU. Each check costs every batch.
             if (
                 place is known
                 and recorder.steady is not None
