@@ -1,6 +1,6 @@
 """The agent in a fresh interpreter: `gpuwatch agent` parses its options and then execs this, in the same process.
 
-The option parsing (typer, every command) would otherwise stay in memory for the agent's life: a dozen MB of its budget of 70.
+The option parsing (typer, every command) would otherwise stay in memory: a dozen MB of the agent's budget of 70.
 """
 
 import logging

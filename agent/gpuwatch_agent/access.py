@@ -1,6 +1,6 @@
-"""Who may ask the agent over HTTP: TLS and passwords by the Prometheus exporters' web configuration, the API's token, the Host header.
+"""Who may ask the agent over HTTP: TLS and passwords as in Prometheus's exporters, the API's token, the Host header.
 
-Source: the web configuration of github.com/prometheus/exporter-toolkit. A file that changes is read again, without a restart.
+Source: the web configuration of github.com/prometheus/exporter-toolkit. A changed file is read without a restart.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _VERIFY = {"VerifyClientCertIfGiven": ssl.CERT_OPTIONAL, "RequireAndVerifyClient
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """tls_server_config. The toolkit's other types of client authentication accept a certificate that no authority has signed."""
+    """tls_server_config. The toolkit's other client_auth_type values accept certificates that no authority signed."""
 
     cert_file: str = ""
     key_file: str = ""
@@ -56,7 +56,7 @@ _SECTIONS = {"tls_server_config": Tls, "http_server_config": HttpServer}
 
 
 def read_web_config(path: Path) -> tuple[Tls | None, dict[str, str]]:
-    """Return the TLS settings, and the bcrypt hash of each user's password. Raises: ConfigError for what cannot be used; MissingExtra."""
+    """Return TLS settings and each user's bcrypt hash. Raises: ConfigError for what cannot be used; MissingExtra."""
     require("yaml", "agent")
     import yaml
 
@@ -102,9 +102,9 @@ def make_context(tls: Tls, path: Path) -> ssl.SSLContext:
 
 
 def kept_token(name: str, file: str | None) -> str | None:
-    """Return the token in the environment variable `name`, else in a file, which gets a random one if there is none; None without both.
+    """Return the token in the environment variable `name`, else in a file; None without both. Raises: ConfigError.
 
-    The file made is its owner's only; in a setgid folder that folder's group can read it. Raises: ConfigError.
+    A missing file is made with a random token. Only its owner can read it, and in a setgid folder that folder's group.
     """
     given, path = os.environ.get(name, ""), Path(file or "")
     with usable(f"{name}_FILE {path}", "name a file that you may write to"):
@@ -122,7 +122,7 @@ def _warn_of_others(secret: Path) -> None:
 
 
 class Access:
-    """Decides about each request: TLS and passwords for every path, a token for the API, on loopback only this host's own names."""
+    """Checks each request: TLS and passwords for all paths, a token for the API, on loopback only this host's names."""
 
     def __init__(self, settings: AgentSettings, listening: socket.socket) -> None:
         """Raises: ConfigError; MissingExtra."""
@@ -159,7 +159,7 @@ class Access:
         return [(status.st_mtime_ns, status.st_size, status.st_ino) for status in found]
 
     def refresh(self) -> None:
-        """Read the files again if one has changed; if they cannot be used now, what was read before stays. Call every few seconds."""
+        """Read changed files again; if they cannot be used, what was read before stays. Call every few seconds."""
         try:
             stamps = self._stamp()
             if stamps != self._stamps:

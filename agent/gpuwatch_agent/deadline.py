@@ -35,8 +35,8 @@ class Background:
 class DeadlineThread:
     """A daemon thread that runs one call at a time, for which its caller waits until a deadline.
 
-    A call in a driver cannot be killed. Past the deadline it is abandoned, no other one is started until it returns (`call` drops its late
-    result), and the interpreter's exit does not wait for it. The thread ends with its object. For one calling thread.
+    A driver's call cannot be killed. Past the deadline it is abandoned: no other starts until it returns (`call` drops
+    its late result), and the interpreter exits without it. The thread ends with its object. For one calling thread.
     """
 
     def __init__(self, what: str, deadline_s: float) -> None:
@@ -48,16 +48,16 @@ class DeadlineThread:
         self._begin_s = 0.0
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns. Raises: what it raises; TimeoutError past the deadline, and at once while an earlier call is overdue."""
+        """Return its result. Raises: its error; TimeoutError past the deadline, at once if an earlier call overruns."""
         if self.pending is not None and not self.pending.done():
             raise self._late()
         self.pending = None
         return cast(T, self.offer(function, self._deadline_s))
 
     def offer(self, function: Callable[[], T], wait_s: float) -> T | None:
-        """Start `function` unless an earlier one is running, and wait `wait_s`; return its result, None while it is not done.
+        """Start `function` unless an earlier one runs, and wait `wait_s`; return its result, None while it is not done.
 
-        A late result is returned by the next call. Raises: what the function raises, and TimeoutError past the deadline.
+        A late result is returned by the next call. Raises: what the function raises; TimeoutError past the deadline.
         """
         future = self.pending = self.pending or self._begin(function)
         try:

@@ -1,4 +1,4 @@
-"""Evaluates every run and GPU of the node: diagnoses its window, tracks its findings over time, makes its verdict and its API view."""
+"""Evaluates each run and GPU of the node: diagnoses its window, tracks its findings, makes its verdict and API view."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class FindingTracker:
                 del self.entries[key]
 
     def end_run(self, run: str, rank: int, why: Finding | None, now_ns: int, now_s: float) -> None:
-        """A run has ended, for this reason if it is known: active at once, until the next `end_run`; earlier findings are over."""
+        """A run has ended, for this reason if known: active at once, until the next `end_run`; earlier findings end."""
         self.entries = {key: entry for key, entry in self.entries.items() if key[:2] != (run, rank)}
         if why is not None:
             entry = ActiveFinding(why, now_s, now_s, now_ns, now_ns, active=True, brief=why.brief(rank))
@@ -78,7 +78,7 @@ class FindingTracker:
 
 
 EVERY_TICKS = 5
-"""A running run is diagnosed every fifth tick, a fifth of the runs in each tick, and so are the GPUs. Counters are updated in every tick."""
+"""Running runs and GPUs are diagnosed every fifth tick, a fifth of the runs in each. Counters update in every tick."""
 _YOUNG_S = 30.0  # a younger run is diagnosed in every tick: it may soon end
 
 

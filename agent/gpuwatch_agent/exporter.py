@@ -137,7 +137,7 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
 
 
 def finding_samples(tracker: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
-    """Yield 0 or 1 for each cause that a run has had (over all of its ranks), evidence and advice of active ones, and stragglers' delays."""
+    """Yield 0 or 1 for each cause a run has had on any rank, evidence and advice of active ones, stragglers' delays."""
     by_cause: dict[tuple[str, str], list[ActiveFinding]] = {}
     for run in runs:
         for cause in tracker.causes_seen.get(run.key, ()):
@@ -182,8 +182,8 @@ _Values = defaultdict[str, dict[tuple[str, ...], Sample]]  # by metric and label
 class Served:
     """Which runs and samples are on /metrics.
 
-    Series that stay at 0 are not. `increase` needs a 0 before a counter's first rise: where a series is new, its whole group stays as it was
-    at the last tick, with the new one at 0, until two scrapes have taken that. So each sample's states add up to its watermark.
+    Series that stay at 0 are not. `increase` needs a 0 before a first rise: a group with a new series stays as in the
+    last tick, with the new one at 0, until two scrapes took that. So each sample's states add up to its watermark.
     """
 
     def __init__(self, full: bool) -> None:
@@ -196,7 +196,7 @@ class Served:
         self._ended: dict[tuple[str, int, float], tuple[float, int]] = {}  # by run, rank and end: it may end again
 
     def runs(self, runs: Iterable[Run], now_s: float) -> tuple[set[RunKey], set[RunKey]]:
-        """Begin a tick: return the keys of the runs that are served, and of those that ended so long ago that only this is.
+        """Begin a tick: return the keys of runs that are served, and of those that ended so long ago that only this is.
 
         An ended run's last values are served until two scrapes have taken them.
         """
@@ -239,7 +239,7 @@ class Served:
         return self._page
 
     def _counted(self, name: str, values: dict[tuple[str, ...], Sample]) -> dict[tuple[str, ...], Sample]:
-        """Return those of a metric's samples that are not left out for their 0, or as a state that the GPU is not in any more."""
+        """Return a metric's samples but those left out for their 0, or as a state that the GPU is not in any more."""
         if name in _QUIET:
             last, grown = self._last[name], self._grown.get(name, {})
             self._grown[name] = now = {k: grown[k] if last.get(k) == each else self._tick for k, each in values.items()}
@@ -265,7 +265,7 @@ class Served:
 
 
 def _group(name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what its series is held back with: the states of a ledger and its watermark, or all of a counter with the same run or GPU."""
+    """Return what it is held back with: a ledger's states and watermark, or all of a counter with its run or GPU."""
     return (_LEDGERS.get(name, name), *(labels[:2] if name in _OWNED else ()))
 
 
@@ -290,7 +290,7 @@ class Page:
         return self._bodies[key]
 
     def values(self, metric: str) -> dict[tuple[str, ...], float]:
-        """Return the values of a metric by its labels' values, in the catalogue's order; empty when it was not measured."""
+        """Return a metric's values by its labels' values, in the catalogue's order; empty when it was not measured."""
         return {s.labels: s.value for s in self._samples if s.metric == metric}
 
     def collect(self) -> Iterator[Metric]:

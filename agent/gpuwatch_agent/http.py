@@ -1,4 +1,4 @@
-"""The agent's HTTP server: /metrics, health and the JSON API of docs/reference/api.md, from snapshots and the history; and the runbooks."""
+"""HTTP server: /metrics, health and the JSON API of docs/reference/api.md, from snapshots and the history; runbooks."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ def make_app(
     prices: Prices,
     idle_s: Callable[[], dict[str, float]] = dict,
 ) -> Starlette:
-    """Return the ASGI application. `snapshot` returns the latest one, None before the first; `idle_s` for how long each thread did nothing."""
+    """Return the ASGI application. `snapshot`: the latest, None before the first; `idle_s`: each thread's idle time."""
     started_s = time.time()
     slots = asyncio.Semaphore(_QUERIES_AT_ONCE)
 
@@ -171,7 +171,7 @@ _LONGEST_S = 60.0
 
 
 class Listener(socket.socket):
-    """A listening socket. asyncio knows no connection before its TLS handshake: of too many that have not finished it the oldest is closed."""
+    """A listening socket that closes the oldest of too many unfinished TLS handshakes, which asyncio does not know."""
 
     waiting: ClassVar[dict[int, socket.socket]] = {}
 
@@ -187,7 +187,7 @@ class Listener(socket.socket):
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol with bounds: a connection has 10 s for a request's head, a minute to read an answer; of too many the oldest idle is closed."""
+    """Bounds connections: 10 s for a request's head, a minute to read an answer; closes the oldest idle of too many."""
 
     most = _MOST_CONNECTIONS
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_agent(config: Config) -> None:
-    """Serve until SIGINT or SIGTERM. Raises: ConfigError for a port, a socket or a history that cannot be used; MissingExtra."""
+    """Serve until SIGINT or SIGTERM. Raises: ConfigError for an unusable port, socket or history; MissingExtra."""
     own = config.agent
     _bound_connections()
     with contextlib.ExitStack() as stack:

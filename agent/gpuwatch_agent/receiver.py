@@ -1,7 +1,7 @@
 """Receives hooks' messages in a thread: checks them, and keeps them until the sampler drains them.
 
-Every process, and every user, has a quota of messages and of bytes; what is beyond it is dropped before it is decoded. While the sampler
-has not drained enough, nothing is read: messages then wait at their senders, in a queue of each sender's own.
+Every process, and every user, has a quota of messages and of bytes; what is beyond it is dropped before it is decoded.
+While the sampler has not drained enough, nothing is read: messages then wait in each sender's own queue.
 """
 
 import logging
@@ -78,11 +78,11 @@ class _Quota:
 
 MOST_OF_PROCESS, MOST_OF_USER = 32, 256  # connections; a hook has one
 _WAITING = 1300
-"""Descriptors that are not hooks': ZeroMQ accepts 1016 connections before the first one is counted here, and without a descriptor it aborts."""
+"""For others than hooks: ZeroMQ accepts 1016 connections before one is counted here; without descriptors it aborts."""
 
 
 class Connections:
-    """Closes the newest connection of who has too many: each takes a file descriptor, and may keep 16 of the largest frames in memory.
+    """Closes the newest connection of who has too many: each takes a descriptor, and may keep 16 of the largest frames.
 
     Those of all users together take at most half of the agent's file descriptors.
     """
@@ -111,7 +111,7 @@ class Connections:
         return None
 
     def _peer(self, descriptor: int, close: Peer | None = None) -> Peer | None:
-        """Return who is at the other end, None where this is no hook's connection any more; if it is `close`, end the connection.
+        """Return who is at the other end, None where it is no hook's connection any more; if that is `close`, end it.
 
         ZeroMQ's thread may have closed the descriptor, and another file may have its number: a copy stays what it is.
         Source: SO_PEERCRED, unix(7).
@@ -185,7 +185,7 @@ class Receiver(Background):
         self._arrived.append(Arrival(message, time.monotonic_ns(), time.time(), peer))
 
     def _count_connections(self, events: Iterable[tuple[str, int]]) -> None:
-        """Close the connections of those that have too many, count what is refused, and log each reason once a minute."""
+        """Close the connections of those with too many, count what is refused, and log each reason once a minute."""
         for event, descriptor in events:
             if (why := self._connections.note(event, descriptor)) is None:
                 continue

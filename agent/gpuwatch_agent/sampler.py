@@ -46,7 +46,7 @@ _FINDINGS_EVERY = 5  # ticks between two updates of an active finding in the his
 
 
 class Sampler(Background):
-    """Owns the agent's state: only this thread changes it. It ends with a last tick, so that all messages are booked."""
+    """Owns the agent's state: only this thread changes it. It ends with a last tick, which books all messages."""
 
     def __init__(self, receiver: Receiver, history: History, config: Config, boot_id: str) -> None:
         super().__init__("sampler", 10.0)
@@ -229,7 +229,7 @@ class Sampler(Background):
     def _samples(self, runs: Sequence[Run], over: Sequence[Run], offset_ns: int, now_s: float) -> list[Sample]:
         samples: list[Sample] = [Sample("gpuwatch_run_up", 0, (r.run, str(r.rank))) for r in over]
         samples += [Sample("gpuwatch_run_job_over", 1, (r.run, str(r.rank))) for r in over if r.job_over]
-        # Of nodes with ranks of a job one serves it; once scrapes took its last values, only where another attempt is to be expected.
+        # Of a job's nodes one serves it; once scrapes took its last values, only where another attempt is expected.
         names = {run.run for run in (*runs, *(one for one in over if not one.ended_well)) if run.rank == 0}
         served = (job for job in self._jobs.views(served=True) if job.runs[-1] in names)
         samples += exporter.job_samples(served, self._jobs.runs_of(names))

@@ -28,7 +28,7 @@ class StateFile(Generic[State]):
                 logger.warning("%s cannot be read (%s): discarding previous %s", path, error, what)
 
     def save(self) -> None:
-        """Write the state if it has changed, or that failed the last time; a failure is logged when it begins and when it ends."""
+        """Write the state if it has changed, or that failed last time; log when a failure begins and when it ends."""
         body = msgspec.json.encode(self.state)
         if self._path is None or body == self._saved:
             return

@@ -1,4 +1,4 @@
-"""Collectors: each samples one subject of the node once a second. Adding one is a function or a class in `node.COLLECTORS`."""
+"""Collectors: each samples one subject of the node once a second. Add a function or a class to `node.COLLECTORS`."""
 
 import logging
 import time
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 class Collector(NamedTuple):
     """One subject of the node.
 
-    `collect` is called from one thread, once a second, and returns samples of catalogued metrics. It raises `NoData` where there is
-    nothing to measure on this node (logged once, at info) and anything else for a failure (counted). What was not measured is absent,
-    never 0.
+    `collect` is called from one thread, once a second, and returns samples of catalogued metrics. It raises `NoData`
+    where there is nothing to measure on this node (logged once, at info) and anything else for a failure (counted).
+    What was not measured is absent, never 0.
     """
 
     name: str
@@ -44,7 +44,7 @@ def name_of(collector: Callable[..., object]) -> str:
 
 
 def gpu_source(roots: Roots, settings: AgentSettings = DEFAULTS) -> DriverCollector:
-    """Return the GPU collector: the configured dcgm-exporter; amdsmi where AMD's driver is loaded and NVIDIA's is not; else NVML."""
+    """Return the GPU collector: dcgm-exporter's if configured; amdsmi's if only AMD's driver is loaded; else NVML's."""
     if settings.dcgm is not None:
         return DcgmCollector(settings.dcgm)
     modules = roots.sysfs / "module"

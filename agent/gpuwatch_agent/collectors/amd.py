@@ -1,7 +1,7 @@
-"""AMD GPUs through `amdsmi`, ROCm's own Python package: gpuwatch_gpu_*, GPUs seen and expected, and the processes on each.
+"""AMD GPUs through `amdsmi`, ROCm's Python package: gpuwatch_gpu_*, GPUs seen and expected, the processes on each.
 
-The readings take the `amdsmi` module and a processor handle, and raise its `AmdSmiException`; "N/A" is its text for "not measured".
-*Tested against a module with amdsmi's function names; never run on real hardware yet.* Metrics with NVML in their name count amdsmi's calls here.
+The readings take that module and a processor handle, and raise its `AmdSmiException`; "N/A" means "not measured".
+*Tested with a module of amdsmi's names; never on real hardware yet.* Metrics with NVML in their name count its calls.
 Source: https://rocm.docs.amd.com/projects/amdsmi, Python API; the names are those of amdsmi 7.0.
 """
 
@@ -83,8 +83,8 @@ FAST = (activity, memory, power, energy, temperature, clocks)
 """Read in every tick. Throttling is left out: `amdsmi_get_violation_status` takes a tenth of a second per GPU."""
 SLOW = (ecc_errors, pcie)
 _LOST = {12, 14, 18, 31, 32, 34, 52, 54}
-"""IO, FILE_ERROR, INIT_ERROR, NOT_FOUND, NOT_INIT, DRIVER_NOT_LOADED, FILE_NOT_FOUND, AMDGPU_RESTART_ERR of amdsmi_status_t: this
-GPU does not answer until the devices are listed again."""
+"""IO, FILE_ERROR, INIT_ERROR, NOT_FOUND, NOT_INIT, DRIVER_NOT_LOADED, FILE_NOT_FOUND, AMDGPU_RESTART_ERR of
+amdsmi_status_t: this GPU does not answer until the devices are listed again."""
 
 
 def load_amdsmi() -> Any:

@@ -1,8 +1,8 @@
 """GPUs through a dcgm-exporter that already runs on this node, so that the driver is not read twice.
 
 Its page does not have the processes on each GPU: these come from NVML, every ten seconds, where that is available.
-Source: etc/default-counters.csv and etc/dcp-metrics-included.csv of NVIDIA/dcgm-exporter, and dcgm_fields.h for the units. *Tested on
-pages that real exporters printed; never together with one that runs.*
+Source: etc/default-counters.csv and etc/dcp-metrics-included.csv of NVIDIA/dcgm-exporter; dcgm_fields.h for the units.
+*Tested on pages that real exporters printed; never together with one that runs.*
 """
 
 import math
@@ -36,7 +36,7 @@ class DcgmGpu:
     gpu: GpuDevice
     fields: dict[str, float] = field(default_factory=dict)
     instances: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of its MIG instances, by GPU_I_ID. Values of the whole GPU (power, clocks), which the exporter repeats for each, are in `fields`."""
+    """By GPU_I_ID of its MIG instances. The GPU's own values (power, clocks), repeated for each, are in `fields`."""
 
     def values(self, part: GpuDevice) -> list[Value]:
         """Return the values of the GPU, or of a MIG instance, under our names; what the page lacks is absent."""
@@ -138,7 +138,7 @@ class DcgmCollector(GpuCollector):
         return [*found.values(), *seen]
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs on the page last read, by index, and the instances that NVML lists: the page has no UUID of these."""
+        """Return the GPUs on the last page, by index, and the instances that NVML lists: the page lacks their UUIDs."""
         on_page = sorted((each.gpu for each in self._page.values()), key=lambda gpu: int(gpu.index))
         return tuple(self.parts(on_page))
 

@@ -1,6 +1,6 @@
 """Shared by the GPU collectors: what a GPU is, and a collector of GPUs through a driver's library.
 
-The library is called in two threads with a deadline, as a driver may hang: one for what is read in every tick, one for the slow tier.
+The library is called in two threads with a deadline, as a driver may hang: one for every tick, one for the slow tier.
 GPUs are known by UUID, and enumerated again when one is lost or missing.
 """
 
@@ -37,13 +37,13 @@ class GpuDevice:
     """A GPU, or a MIG instance, as the driver lists it."""
 
     index: int | str
-    """NVML's, in PCI order: neither CUDA's nor the minor number; it changes when a GPU before it is lost. "0:1" is MIG device 1 of GPU 0."""
+    """NVML's (PCI order), not CUDA's or the minor number; an earlier GPU's loss moves it. "0:1": device 1 of GPU 0."""
     uuid: str
     name: str
     pci_bus_id: str  # with a domain of eight digits, as in "00000000:3B:00.0"
     minor: int | None  # the N of /dev/nvidiaN. None where there is none (WSL, some virtual GPUs, instances).
     instance: tuple[str, str] = ("", "")
-    """Of a MIG instance: the id of its GPU instance, and its profile, "3g.40gb"; "1c.3g.40gb" for one of several compute instances in one."""
+    """Of a MIG instance: GPU instance id, and profile: "3g.40gb"; "1c.3g.40gb" for one of several compute instances."""
     size_ratio: float = 1.0
     """An instance's share of its GPU, by compute slices; of a split GPU the share that is in no instance."""
     handle: Any = field(default=None, compare=False)  # the library's, as long as the GPU answers
@@ -119,15 +119,15 @@ class Reading:
 
 
 Fate = Literal["lost", "doubtful", "absent", "failed"]
-"""What a failed call means: the GPU does not answer until the GPUs are enumerated again; enumerating may repair this value; this GPU has
-no such value; none of these."""
+"""What a failed call means: the GPU does not answer until GPUs are enumerated again; enumerating may repair this value;
+this GPU has no such value; none of these."""
 
 PROCESSES = "processes"
 _OF_INSTANCES = (PROCESSES, "memory", "gpm")
 """What is read of a MIG instance. Its errors do not concern its GPU: instances are listed again every ten seconds."""
 _RETRY_FIRST_S = 10.0
 _RETRY_MOST_S = 60.0
-"""Between enumerations while a GPU is missing: starting the library may start the driver, which takes a lock and up to seconds."""
+"""Between enumerations while a GPU is missing: they may start the driver, which takes a lock and up to seconds."""
 
 
 class Tier:
@@ -146,7 +146,7 @@ class Tier:
         return self.thread.pending is not None or any(each.is_due(self._clock()) for each in self._readings.values())
 
     def round(self, gpus: Sequence[GpuDevice]) -> tuple[dict[str, Exception], bool]:
-        """Read what is due of every GPU; return the errors of those that are lost, by UUID, and whether no answer was doubtful."""
+        """Read what is due of every GPU; return lost GPUs' errors by UUID, and whether no answer was doubtful."""
         lost: dict[str, Exception] = {}
         sound = True
         for name, reading in self._readings.items() if gpus else ():
@@ -198,8 +198,8 @@ class Tier:
 class DriverCollector:
     """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every ten seconds.
 
-    What the slow tier gives later than a tick waits, the next tick takes. Only GPUs that the agent may use are expected; their number
-    never falls while it runs. A subclass calls its library: `start`, `list_processes`, `fate`.
+    What the slow tier gives later than a tick waits, the next tick takes. Only GPUs that the agent may use are
+    expected; their number never falls while it runs. A subclass calls its library: `start`, `list_processes`, `fate`.
     """
 
     library: str
@@ -220,21 +220,21 @@ class DriverCollector:
         self.warn = cache(partial(log.warning, "%s"))  # each message once
         self._processes: dict[str, tuple[int, ...]] = {}
         self.sm_utilization: dict[str, dict[int, float]] = {}
-        """By UUID of a GPU with several processes: each one's share of the multiprocessors' time, as of the last poll; none of one without work."""
+        """By UUID of a GPU with several processes: each working one's share of multiprocessor time at the last poll."""
 
     def expect(self, count: int) -> None:
         """Expect so many GPUs, as a former agent saw them lately."""
         self._expected = count
 
     def start(self) -> Iterator[GpuDevice | str]:
-        """Start the library, again if need be, and yield each GPU that the agent may use; why it does not answer, for one that does not.
+        """Start the library, again if need be, and yield each GPU that the agent may use, or why it does not answer.
 
         Raises: NoData where there is no driver; whatever the library raises.
         """
         raise NotImplementedError
 
     def list_processes(self, gpu: GpuDevice) -> tuple[int, ...]:
-        """Return the pids, in the node's pid namespace, of the processes with a compute context on a GPU. Raises: the library's error."""
+        """Return the pids on the node of processes with a compute context on a GPU. Raises: the library's error."""
         raise NotImplementedError
 
     def fate(self, error: Exception) -> Fate:
@@ -250,7 +250,7 @@ class DriverCollector:
 
         A driver that was unloaded since GPUs were seen is not NoData: then 0 of the expected GPUs are seen.
 
-        Raises: NoData where there is no driver or no GPU; TimeoutError while the driver does not answer; GpuwatchError for one that fails.
+        Raises: NoData without a driver or a GPU; TimeoutError while the driver hangs; GpuwatchError if it fails.
         """
         try:
             self.fast.thread.call(self._tick)
@@ -279,11 +279,11 @@ class DriverCollector:
         return found
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs that answered in the last tick that came back, and their instances, by index. Empty before the first."""
+        """Return the GPUs that answered in the last complete tick, with their instances, by index. Empty at first."""
         return tuple(self.parts(self._gpus))
 
     def processes(self) -> dict[str, tuple[int, ...]]:
-        """Return the pids of the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
+        """Return compute processes' pids by GPU UUID at the last poll; absent: not known (lost, unsupported, hangs)."""
         known = (gpu.uuid for gpu in self.parts(self._gpus) if self.slow.taken(gpu.uuid, PROCESSES))
         return {uuid: self._processes[uuid] for uuid in known}
 
@@ -315,7 +315,7 @@ class DriverCollector:
             self._retry_s = _RETRY_FIRST_S
 
     def _enumerate(self) -> None:
-        """Start the library again and list the GPUs: handles from before a loss or a reload of the driver are invalid."""
+        """Start the library again and list the GPUs: handles from before a loss or a driver's reload are invalid."""
         before = len(self._gpus)
         self._gpus, self._failure = (), NoData(f"{self.library} lists no GPU that the agent may use")
         self.fast.forget()

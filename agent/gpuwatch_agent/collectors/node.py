@@ -1,4 +1,4 @@
-"""Collectors of the node that read the kernel's files: CPU, load, pressure, memory, /dev/shm, disks, network, InfiniBand, the agent itself."""
+"""Collectors that read the kernel's files: CPU, load, pressure, memory, /dev/shm, disks, network, InfiniBand, agent."""
 
 import contextlib
 import errno
@@ -50,8 +50,8 @@ _LARGEST_STEP_BACK_S = 3.0
 def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
     """Return `now` with small steps back held at the last value.
 
-    Idle and iowait are computed from two clocks and do go back a little (proc_stat(5) says so of iowait); a counter that decreases
-    reads as a restart. A large step back is a real restart, that of a migrated container, and passes.
+    Idle and iowait are computed from two clocks and do go back a little (proc_stat(5) says so of iowait); a counter
+    that decreases reads as a restart. A large step back is a real restart, that of a migrated container, and passes.
     """
     return {
         mode: last[mode] if 0 < last.get(mode, value) - value <= _LARGEST_STEP_BACK_S else value
@@ -78,8 +78,8 @@ class CpuCollector:
 def parse_loadavg(text: str) -> tuple[float, int]:
     """Return (load over one minute, tasks that run or wait for a CPU now), from e.g. "0.20 0.18 0.12 1/80 11206".
 
-    Source: proc_loadavg(5). The number before the slash is /proc/stat's procs_running, without the cost of /proc/stat, which adds up
-    every interrupt of every core. Raises: NoData for an empty file, ValueError for odd text.
+    Source: proc_loadavg(5). The number before the slash is /proc/stat's procs_running, without the cost of /proc/stat,
+    which adds up every interrupt of every core. Raises: NoData for an empty file, ValueError for odd text.
     """
     fields = text.split()
     if not fields:
@@ -113,7 +113,7 @@ def pressure(roots: Roots) -> Iterable[Sample]:
 
 
 def memory(roots: Roots) -> Iterable[Sample]:
-    """Return the total memory, and what the kernel estimates to be available without swapping. Source: `/proc/meminfo`."""
+    """Return total memory, and what the kernel estimates to be available without swapping. Source: `/proc/meminfo`."""
     sizes = proc.parse_kib(read_text(roots.procfs / "meminfo"))
     names = {"MemTotal": "gpuwatch_memory_total_bytes", "MemAvailable": "gpuwatch_memory_available_bytes"}
     if missing := names.keys() - sizes.keys():
@@ -197,4 +197,4 @@ def agent_process(roots: Roots) -> Iterable[Sample]:
 
 
 COLLECTORS = (CpuCollector, load, pressure, memory, shm, disk, network, infiniband, agent_process)
-"""All of them, in the order in which they run: functions and classes, whose docstrings are their rows in docs/deploy/agent.md."""
+"""All of them, in the order in which they run. Their docstrings are their rows in docs/deploy/agent.md."""

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs through NVML: gpuwatch_gpu_*, GPUs seen and expected, and the processes on each; performance monitoring (GPM) and XID events.
+"""NVIDIA GPUs through NVML: gpuwatch_gpu_*, GPUs seen and expected, processes, performance monitoring (GPM), XIDs.
 
-*Readings of links, memory errors and MIG have never run on real hardware yet.* Source: https://docs.nvidia.com/deploy/nvml-api, and
-nvml.h for the units.
+*Readings of links, memory errors and MIG have never run on real hardware yet.*
+Source: https://docs.nvidia.com/deploy/nvml-api, and nvml.h for the units.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _THROTTLE_BITS = {
 
 
 def throttle_values(bits: int) -> list[Value]:
-    """Return 1 for each reason among these bits of nvmlClocksEventReason* for which the clocks are held down now, 0 for the others."""
+    """Return 1 for each reason among these bits of nvmlClocksEventReason* that holds the clocks down now, else 0."""
     return [("gpuwatch_gpu_throttled", float(bool(bits & mask)), (reason,)) for reason, mask in _THROTTLE_BITS.items()]
 
 
 def _newest(handle: Handle, newest: tuple[Any, ...], older: tuple[Any, ...]) -> Any:
-    """Return the answer of a call (name, arguments); where this driver or binding does not have it, that of another one."""
+    """Return the answer of `newest` (name, arguments); where this driver or binding does not have it, of `older`."""
     try:
         return getattr(pynvml, newest[0])(handle, *newest[1:])
     except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_ArgumentVersionMismatch, pynvml.NVMLError_Deprecated):
@@ -51,7 +51,7 @@ def describe(index: int, handle: Handle, driver: str) -> GpuDevice:
 
 
 def memory(gpu: GpuDevice) -> list[Value]:
-    """Return memory in use and in all, without what the driver reserves for itself: drivers before 510 count that as used."""
+    """Return used and total memory, without what the driver reserves: drivers before 510 count that as used."""
     call = "nvmlDeviceGetMemoryInfo"
     info = _newest(gpu.handle, (call, pynvml.nvmlMemory_v2), (call,))
     return values(memory_used_bytes=info.used, memory_total_bytes=info.total)
@@ -90,8 +90,8 @@ FAST: Reads = {
 def compute_processes(handle: Handle) -> tuple[int, ...]:
     """Return the pids with a compute context on a GPU. Milliseconds, under a lock of the driver.
 
-    Of a split GPU these are the processes on all its MIG instances, where the agent may see them. Under MPS these are the server and its
-    clients. Drivers before 510 have the second version of the call alone.
+    Of a split GPU these are the processes on all its MIG instances, where the agent may see them. Under MPS these are
+    the server and its clients. Drivers before 510 have the second version of the call alone.
     """
     call = "nvmlDeviceGetComputeRunningProcesses"
     found = {process.pid for process in _newest(handle, (f"{call}_v3",), (f"{call}_v2",))}
@@ -101,7 +101,7 @@ def compute_processes(handle: Handle) -> tuple[int, ...]:
 
 
 def sm_utilization(handle: Handle, since_s: float) -> dict[int, float] | None:
-    """Return the share of the multiprocessors' time of each process that had any since a Unix time; None where it cannot be read (MIG)."""
+    """Return the share of multiprocessor time of each process with any since a Unix time; None if unreadable (MIG)."""
     try:
         samples = pynvml.nvmlDeviceGetProcessUtilization(handle, int(since_s * 1e6))
     except pynvml.NVMLError_NotFound:  # no process had any
@@ -147,8 +147,8 @@ def nvlink_bytes(gpu: GpuDevice) -> list[Value]:
 def mig_instances(gpu: GpuDevice) -> tuple[float, list[GpuDevice]]:
     """Return the share of a GPU that is in no MIG instance, and its instances; (1, none) where MIG is off.
 
-    Two compute instances of one GPU instance are two here, as they are for schedulers: each has a UUID. A GPU has as many compute slices
-    as it can have instances: 7, or 4 of an A30.
+    Two compute instances of one GPU instance are two here, as they are for schedulers: each has a UUID. A GPU has as
+    many compute slices as it can have instances: 7, or 4 of an A30.
     """
     is_on = pynvml.nvmlDeviceGetMigMode(gpu.handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     slices = left = pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle) if is_on else 0
@@ -260,19 +260,19 @@ _GPM_METRICS, _GPM_METRICS_OF_MIG = (
 
 
 class Gpm:
-    """GPU performance monitoring (GPM) of Hopper and later: activity of multiprocessors, memory and links, without DCGM.
+    """GPU performance monitoring (GPM) since Hopper: activity of multiprocessors, memory and links, without DCGM.
 
-    A metric is computed from two samples of the driver's counters: the first tick has none. For one thread, and one start of NVML: an
-    earlier one's samples are not freed, as their driver may be gone. *Never run on real hardware yet.*
+    A metric is computed from two samples of the driver's counters: the first tick has none. For one thread and start of
+    NVML: an earlier one's samples are not freed, as their driver may be gone. *Never run on real hardware yet.*
     Source: the GPM functions of https://docs.nvidia.com/deploy/nvml-api; units by the comments in nvml.h.
     """
 
     def __init__(self) -> None:
         self._samples: dict[str, tuple[Any, Any, bool] | None] = {}
-        """By UUID: two alternating samples, the older one and the one to be written next; whether the older one is filled. None: not supported."""
+        """By UUID: the older sample, the one to write next, whether the older one is filled. None: not supported."""
 
     def read(self, gpu: GpuDevice) -> list[Value]:
-        """Return the metrics of a GPU or MIG instance since the last tick that the driver has; none in the first one. Raises: NVMLError."""
+        """Return the metrics that the driver has since the last tick; none in the first one. Raises: NVMLError."""
         uuid = gpu.uuid
         if uuid not in self._samples:
             support = pynvml.nvmlGpmQueryDeviceSupport(gpu.handle if gpu.parent is None else gpu.parent)
@@ -312,7 +312,7 @@ _FAULT_STAYS_S = 3600.0  # a fault of the GPU also kills the programs on it, who
 class XidWatch:
     """XID errors of all GPUs since the agent started: count, number and time of the last one.
 
-    The driver queues them from a registration on; the queue is polled without waiting. *Never run on real hardware yet.*
+    The driver queues them from registration on; the queue is polled without waiting. *Never run on real hardware yet.*
     Source: the event functions of https://docs.nvidia.com/deploy/nvml-api.
     """
 

@@ -1,7 +1,7 @@
 """Each GPU's ledger of wall clock by state, from the runs' ledgers, the driver's process lists and utilisation.
 
-A GPU follows the ledgers of the runs on it: one run's to the nanosecond, several runs' merged by priority. No I/O and no clock. Times in ns
-of the agent's monotonic clock.
+A GPU follows the ledgers of the runs on it: one run's to the nanosecond, several runs' merged by priority. No I/O and
+no clock. Times in ns of the agent's monotonic clock.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ PRIORITY = (
     *(st.COMPUTE, st.TRANSFER, st.EVAL, st.CHECKPOINT, st.COMPILE, st.STARTUP),
     *(st.COMM_WAIT, st.OTHER, st.INPUT_WAIT, st.HOST_WAIT, st.STALLED, st.UNKNOWN),
 )
-"""The GPU is in the first of these that some run on it is in: one run that computes keeps it busy, whatever others wait for."""
+"""The GPU is in the first of these that a run on it is in: if one computes, it is busy, whatever others wait for."""
 
 
 def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -> Iterator[tuple[str | None, int]]:
-    """Yield (state, until) from begin to end without a gap; None where no run has a state. Each timeline is in order, without overlaps."""
+    """Yield (state, until) without a gap; None where no run has a state. Each timeline is in order, without overlap."""
     edges = {edge for timeline in timelines for begin, end, _ in timeline for edge in (begin, end)}
     moments = sorted(edge for edge in edges | {begin_ns, until_ns} if begin_ns <= edge <= until_ns)
     at = [0] * len(timelines)
@@ -132,7 +132,7 @@ class RunsOnGpu:
         return bool(self._followed)
 
     def advance(self, running: Sequence[Run], renamed: Mapping[str, str]) -> dict[str, int]:
-        """Book the time that is final for all runs; return it by state, in ns. `renamed` states are booked as others."""
+        """Book the time that is final for all runs; return it by state, in ns. `renamed`: states booked as others."""
         keys = {run.key for run in running}
         for run in running:
             followed = self._followed.setdefault(run.key, _Followed(run))
@@ -188,7 +188,7 @@ CONTRADICTED_NS = 10_000_000_000  # for so long a hook's `compute` counts on a G
 
 
 class GpuAccount:
-    """One GPU's ledger and who holds it, or one MIG instance's; a split GPU's is that of the rest, which is in no instance."""
+    """The ledger of one GPU or MIG instance, and who holds it; a split GPU's is that of the rest, in no instance."""
 
     def __init__(
         self, gpu: str, uuid: str, now_ns: int, idle_utilization: float = _IDLE, size_ratio: float = 1.0
@@ -207,17 +207,17 @@ class GpuAccount:
         self.following = RunsOnGpu(self.ledger)
         self.allocated: tuple[Owner, ...] = ()
         self._free: list[tuple[str, int]] = []
-        """(state, until when) in which the GPU was seen idle and without a process, oldest first. Time without a listed process is booked
-        late: when none can be missing any more, or by the run that turns out to have held the GPU."""
+        """(state, until when) in which the GPU was seen idle and without a process, oldest first. Such time is booked
+        late: when no process can be missing from the list, or by the run that turns out to have held the GPU."""
         self._await_until_ns: int | None = None  # set by `restore`, until the runs that held the GPU are seen again
         self._sampled_ns: int | None = None
         self.listed_ns = now_ns
         self._contradicted_since_ns: int | None = None
         self.shared_s: dict[Account, float] = {}
-        """Seconds in which several owners' processes held the GPU, divided among these; those that held it last are last."""
+        """Seconds in which several owners' processes held the GPU, divided among these; the last holders are last."""
 
     def advance(self, reading: GpuReading, runs: Sequence[Run], now_ns: int) -> None:
-        """Book the time up to now (or up to the owning runs' watermark). `runs` are those with a process on this GPU."""
+        """Book the time up to now (or up to the owning runs' watermark). `runs`: those with a process on this GPU."""
         passed_s = 0.0 if self._sampled_ns is None else (now_ns - self._sampled_ns) / 1e9
         missed = passed_s > LATE_NS / 1e9
         shared = {} if missed else reading.shares
@@ -275,7 +275,7 @@ class GpuAccount:
         self._free = [] if until_ns is None else still_open or self._free[-1:]
 
     def _renamed(self, reading: GpuReading, running: Sequence[Run], now_ns: int) -> dict[str, str]:
-        """Return states that the driver's reading changes: `compute` after ten seconds without a kernel, `other` after the last loop's end."""
+        """Return states that the reading changes: `compute` after 10 s with no kernel, `other` after the last loop."""
         utilization, renamed = reading.utilization_ratio, dict[str, str]()
         since_ns = self._contradicted_since_ns
         contradicted = utilization == 0 and self.following and self.state in (st.COMPUTE, st.UNKNOWN)
@@ -349,7 +349,7 @@ class GpuLedgers:
     def advance(self, readings: Sequence[GpuReading], runs_by_pid: Mapping[int, Run], now_ns: int) -> None:
         """Book all GPUs up to now; as `unknown` those that the driver no longer lists.
 
-        A MIG instance that is no longer one of its GPU's ends, and a GPU that another one replaces; what has another size now begins at 0.
+        A MIG instance that its GPU no longer has ends, as does a replaced GPU; what has another size now begins at 0.
         """
         self.failed = []
         by_uuid, listed = {reading.uuid: reading for reading in readings}, {reading.gpu for reading in readings}
@@ -374,7 +374,7 @@ class GpuLedgers:
                 self.failed += [(run, error) for run in runs.values()]
 
     def restore(self, records: Sequence[GpuRecord], boot_id: str, now_ns: int, memory_s: float = 0.0) -> int:
-        """Load the ledgers that a former agent of this boot kept; return how many GPUs the driver listed so lately that they are expected."""
+        """Load ledgers that an agent of this boot kept; return how many GPUs were listed lately and are expected."""
         for record in records:
             if record.boot_id == boot_id:
                 self.accounts[record.uuid] = GpuAccount.restore(record, now_ns, self._idle_utilization)

@@ -1,11 +1,11 @@
-"""Which jobs and pods a scheduler has given each GPU to, whether they use it or not: from a folder of files, and from the kubelet.
+"""Which jobs and pods a scheduler has given each GPU to, used or not: from a folder of files, and from the kubelet.
 
 Each is read every ten seconds in a thread with a deadline. Where an allocation is not certain, no GPU counts as free.
 
-The kubelet answers gRPC's `v1.PodResourcesLister/List` on a Unix socket. No gRPC library is among the agent's dependencies, and grpcio would
-double its memory: a call without arguments needs one request of fixed bytes, and of the answer only the data frames. Memory and CPU lists
-are skipped. Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK: literal fields without indexing), gRPC over HTTP2, and api.proto of
-k8s.io/kubelet/pkg/apis/podresources/v1.
+The kubelet answers gRPC's `v1.PodResourcesLister/List` on a Unix socket. No gRPC library is among the agent's
+dependencies, and grpcio would double its memory: a call without arguments needs one request of fixed bytes, and of the
+answer only the data frames. Memory and CPU lists are skipped. Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK: literal
+fields without indexing), gRPC over HTTP2, and api.proto of k8s.io/kubelet/pkg/apis/podresources/v1.
 """
 
 import logging
@@ -43,7 +43,7 @@ class AllocationFile(msgspec.Struct, frozen=True):
     """One file of the folder, JSON: a job and its GPUs on this node. It is there for as long as the job has them."""
 
     gpus: Annotated[list[str | int], Meta(max_length=128)]
-    """UUIDs, of MIG instances too, or numbers: the N of /dev/nvidiaN, as in SLURM_JOB_GPUS. A string of several, "0,3-5", counts as these."""
+    """UUIDs, of MIG instances too, or the N of /dev/nvidiaN, as in SLURM_JOB_GPUS; "0,3-5" counts as several."""
     job: Annotated[_Text, Meta(min_length=1)]
     user: _Text = ""
     account: _Text = ""
@@ -62,7 +62,7 @@ NOT_KNOWN = Allocation(("?",), Owner())  # an unknown GPU is allocated
 
 
 def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list[Allocation] | None:
-    """Return what a folder's files say; `NOT_KNOWN` for one that is not as it must be, or of another user than root and the agent's.
+    """Return what a folder's files say; `NOT_KNOWN` for one that is invalid, or is not of root or the agent's user.
 
     None where there is no folder. Raises: OSError.
     """
@@ -130,7 +130,7 @@ def by_gpu(allocations: Iterable[Allocation], devices: Sequence[GpuDevice]) -> A
 
 
 def _named(name: str, by_index: bool, devices: Sequence[GpuDevice]) -> list[str]:
-    """Return the UUIDs of a scheduler's id: a UUID, a PCI address or a number ("0:1" of an instance); of a time slice ("UUID::2") its GPU's."""
+    """Return the UUIDs of an id: UUID, PCI address, number ("0:1": an instance) or time slice of a GPU ("UUID::2")."""
     name = name.partition("::")[0].lower()
     found, instances = list[str](), "-"
     for device in devices:
@@ -155,7 +155,7 @@ class AllocationWatch:
         self._taken: tuple[float, list[Allocation]] | None = None
 
     def tick(self, devices: Sequence[GpuDevice], wait_s: float = 0.05) -> Allocations:
-        """Return each GPU's owners as of the last answer, at most a minute old; nothing where there is no source, or one fails."""
+        """Return each GPU's owners in the last answer, at most a minute old; none without sources or if one fails."""
         now_s = self._clock()
         if now_s >= self._due_s:
             try:
@@ -181,9 +181,9 @@ class AllocationWatch:
 
 
 def completed(owner: Owner, allocations: Sequence[Owner]) -> Owner:
-    """Return the owner of a process with what its GPU's allocation adds: the job, or the pod's name, namespace and container.
+    """Return a process's owner with what its GPU's allocation adds: the job, or a pod's name, namespace and container.
 
-    The kubelet's word on a pod counts more than the process's own environment. On a GPU of several, that of the same pod or job counts.
+    For a pod the kubelet counts more than the process's environment; of several allocations, the same pod's or job's.
     """
     if len(allocations) > 1:
         same = {(owner.pod, ""), ("", owner.job)} - {("", "")}  # a pod's name may be its host name, which is cut

@@ -1,4 +1,4 @@
-"""Each GPU's energy by the state of its ledger: the driver's energy counter, joined with the ledger. No I/O and no clock; times in ns."""
+"""Each GPU's energy by its ledger's states: the driver's counter joined with it. No I/O and no clock; times in ns."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ _KEPT = 600
 class EnergyAccount(msgspec.Struct):
     """A GPU's energy by state since the first reading of its counter. It is its own record over a restart of the agent.
 
-    Between two readings, a second apart, the power counts as constant: the states of one second share its energy by their time.
+    Between readings, a second apart, power counts as constant: the states of a second share its energy by their time.
     """
 
     joules: dict[str, float] = {}  # by state. Their sum is what the counter grew by, up to the ledger's watermark.
@@ -62,7 +62,7 @@ class EnergyAccount(msgspec.Struct):
 
 
 class MeteredLedger(Ledger):
-    """A GPU's ledger, and its energy by the same states; all of it as `unknown` where the GPU is split: which instance used it is not measured."""
+    """A GPU's ledger, and its energy by state: all `unknown` if split, as which instance used it is not measured."""
 
     __slots__ = ("energy", "is_split")
 

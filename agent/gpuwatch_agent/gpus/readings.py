@@ -1,4 +1,4 @@
-"""The node's GPUs: the collector's readings joined with processes; and each GPU's median power and memory growth beyond the window.
+"""The node's GPUs: readings joined with processes; and each GPU's median power and memory growth beyond the window.
 
 Times in ns of the agent's monotonic clock.
 """
@@ -28,7 +28,7 @@ _ACTIVITY = ("gpuwatch_gpu_utilization_ratio", "gpuwatch_gpu_engine_active_ratio
 
 
 class Peak(NamedTuple):
-    """The dense peak of a GPU's tensor cores in 16-bit formats, which a data sheet gives at the clock that is the first over the second."""
+    """Dense peak of a GPU's tensor cores in 16-bit formats; its data sheet's clock is the first over the second."""
 
     flops_per_s: float
     flops_per_clock: int  # of all multiprocessors
@@ -42,7 +42,7 @@ DENSE_PEAKS = {
 
 
 def dense_peak(model: str) -> Peak | None:
-    """Return the peak of a model as the driver names it ("NVIDIA A100-SXM4-80GB"); None for a MIG instance, a vGPU ("NVIDIA A40-48Q"), or one not in the table."""
+    """Return the peak of a model as the driver names it; None if MIG, a vGPU ("NVIDIA A40-48Q") or not in the table."""
     padded = model.replace("-", " ") + " "
     is_part = re.search(r" (MIG|\d+[ABCQ]) ", padded)
     return next((peak for name, peak in DENSE_PEAKS.items() if padded.startswith(name + " ") and not is_part), None)
@@ -80,7 +80,7 @@ def gpu_readings(
 def shares(
     pids: Sequence[int], sm_utilization: Mapping[int, float], table: ProcessTable, allocated: Sequence[Owner] = ()
 ) -> dict[Account, float]:
-    """Return each owner's share of a GPU that processes of several owners hold, by these processes' use of its multiprocessors.
+    """Return each owner's share of a GPU that several owners' processes hold, by their use of its multiprocessors.
 
     Equal shares for all processes where none used any, or that is not known.
     """
@@ -95,7 +95,7 @@ def shares(
 
 
 def without_hook(readings: Sequence[GpuReading], runs_by_pid: Collection[int], table: ProcessTable) -> int | None:
-    """Return how many processes on the GPUs no hook reports, nor one of their parents; None where no process list is known."""
+    """Return how many processes on the GPUs have no hook, nor has a parent of theirs; None without a process list."""
     lists = [reading.pids for reading in readings if reading.pids is not None]
     if not lists:
         return None
@@ -111,7 +111,7 @@ def gpu_owner(account: GpuAccount, table: ProcessTable) -> Owner:
 
 
 def owner_text(account: GpuAccount, table: ProcessTable) -> str:
-    """Return the processes on a GPU for people: "alice, pid 4711 (python)"; without any, its allocation; empty without either."""
+    """Return the processes on a GPU for people: "alice, pid 4711 (python)"; without any, its allocation; else empty."""
     if not account.pids:
         named = ("user", "job", "account", "namespace", "pod", "container")
         owners = [", ".join(f"{n} {v}" for n in named if (v := getattr(a, n))) for a in account.allocated[:3]]
@@ -209,7 +209,7 @@ class GpuTrends:
         return fmean(trend.tensor_hertz) * peak.flops_per_clock / peak.flops_per_s
 
     def memory(self, uuid: str, total_bytes: int | None) -> MemoryTrend | None:
-        """Return the change of used memory since the run took the GPU, an hour at most; None with fewer than two samples."""
+        """Return used memory's change since the run took the GPU, an hour at most; None with fewer than two samples."""
         kept = list(self._trends[uuid].memories) if uuid in self._trends else []
         if len(kept) < 2 or not total_bytes:
             return None

@@ -1,7 +1,7 @@
 """The node's history in SQLite: samples, steps, findings, runs. One writer, any number of readers.
 
-A second of the node is one row: the values of all series as packed float64, in the order of a `layout`. Steps are one row per message,
-with their columns as on the wire. A second is committed in one transaction before it is served.
+A second of the node is one row: the values of all series as packed float64, in the order of a `layout`. Steps are one
+row per message, with their columns as on the wire. A second is committed in one transaction before it is served.
 """
 
 import logging
@@ -66,7 +66,7 @@ class Tick(NamedTuple):
 
 
 class RetentionClock:
-    """The wall clock in seconds, for what is deleted by age: a jump ahead counts after an hour only, as a wrong clock would delete all."""
+    """The wall clock, for deletion by age. A jump ahead counts after an hour only: a wrong clock would delete all."""
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall, self._monotonic = wall, monotonic
@@ -122,7 +122,7 @@ class History:
         return written
 
     def mark_behind(self, behind: bool) -> None:
-        """Record whether more was served than is written, for the next agent: as the lock file's time 0, which needs no room on the disk."""
+        """Tell the next agent if more was served than written: as the lock file's time 0, which needs no disk space."""
         os.utime(self._lock.fileno(), (0, 0) if behind else None)
         self.is_behind = behind
 
@@ -137,7 +137,7 @@ class History:
             self._count_bad(bad)
 
     def trim(self, now_s: float) -> None:
-        """Delete what is older than the retention, and the oldest part of a file that is too large; begin a new one if it was removed."""
+        """Delete what is past the retention, and the oldest part of a file that is too large; replace a removed one."""
         if self._inode is not None and not self._is_there():
             self._replace_file("it was removed or replaced")
         elif not all(each.exists() for each in self._parts):
@@ -146,7 +146,7 @@ class History:
             self._open_if_possible()
         self._job("trimmed", lambda: self._delete_before(int((now_s - self._keep_s) * 1000)))
         self._job("trimmed", self._delete_surplus)
-        # As a script: `execute` would take one step of it, which frees one page. At most 80 MB at a time, as it is slow.
+        # As a script: `execute` would take one step, which frees one page. At most 80 MB at a time, as it is slow.
         self._job("vacuumed", lambda: self._connection.executescript("PRAGMA incremental_vacuum(20000)"), whole=False)
         self._job(
             "vacuumed", lambda: self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall(), whole=False
@@ -170,7 +170,7 @@ class History:
             self.note_damage(error)
 
     def _job(self, what: str, work: Callable[[], T], whole: bool = True) -> T | None:
-        """Return the result of one job, in a transaction if `whole`; None on failure, which is counted and logged once a time."""
+        """Return a job's result, in a transaction if `whole`; None on failure: counted, and logged when it begins."""
         try:
             with self._connection if whole else nullcontext():  # which commits, or rolls back
                 if whole:
@@ -242,7 +242,7 @@ class History:
         self._connection, self._inode, self._parts = _no_file(), None, []
 
     def _open_if_possible(self, is_start: bool = False) -> None:
-        """Open the file, or create it; without one, commits fail and are counted. Raises: ConfigError at the start, unless the disk is full."""
+        """Open the file or create it; else commits fail. Raises: ConfigError at the start, unless the disk is full."""
         try:
             self._open()
         except ConfigError as refusal:

@@ -45,7 +45,7 @@ class Spread(msgspec.Struct, array_like=True):
 
 
 class StepMinute(msgspec.Struct):
-    """Sums over consecutive steps of a run: of one minute in the history, of one bucket in an answer. Times in ns of Unix time."""
+    """Sums over consecutive steps of a run: a minute in the history, a bucket in an answer. Unix times in ns."""
 
     first_step: int
     count: int
@@ -104,7 +104,7 @@ def joined(batches: Sequence[Batch], name: str) -> array[int]:
 
 
 def sums(batches: Sequence[Batch], most_epochs: int) -> StepMinute:
-    """Return the sums over at least one batch, none of which is empty. They are joined before they are unpacked: that is faster."""
+    """Return the sums over at least one batch, none empty. They are joined before they are unpacked: that is faster."""
     first, last = batches[0], batches[-1]
     host_ns = sum(max(0, last.column(name)[-1]) for name in _HOST if name in last.columns)
     present = set().union(*(batch.columns for batch in batches))
@@ -162,7 +162,7 @@ def downsample_steps(connection: sqlite3.Connection, before_ms: int) -> int | No
 
 
 def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int:
-    """Replace the oldest minute of samples by the last, least and greatest values; return how many rows could not be read."""
+    """Replace the oldest minute by last, least and greatest values; return how many rows could not be read."""
     oldest = connection.execute("SELECT min(time_ms) FROM tick").fetchone()[0]
     if oldest is None or oldest >= before_ms:
         return 0
@@ -199,10 +199,10 @@ _decode_columns = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 
 
 def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> api.Steps:
-    """Return at most `points` buckets of equally many steps, with epochs and percentiles; times in s, None: not measured.
+    """Return at most `points` buckets of equally many steps, with epochs, percentiles; times in s, None: not measured.
 
-    `total` is the number of steps in the batches and in the `old` minutes before them. A minute is never divided, so that its bucket may
-    be larger; in the percentiles its steps count as their mean.
+    `total` is the number of steps in the batches and in the `old` minutes before them. A minute is never divided, so
+    its bucket may be larger; in the percentiles its steps count as their mean.
     """
     size = max(1, -(-total // points))
     every = max(1, -(-total // MOST_PERCENTILE_STEPS))

@@ -38,7 +38,7 @@ def lock_history(path: Path) -> IO[str]:
 
 
 def open_history(path: Path) -> sqlite3.Connection:
-    """Open or create the file; one that is damaged or of an older schema is renamed with a warning, and a new one created.
+    """Open or create the file; one that is damaged or of an older schema is renamed with a warning, and replaced.
 
     Raises: ConfigError where it cannot be written, or is no history that this version knows.
     """

@@ -1,4 +1,4 @@
-"""The JSON API's answers from the history: each a function of the reader and of a request's query. See docs/reference/api.md.
+"""The JSON API's answers from the history: functions of the reader and a request's query. See docs/reference/api.md.
 
 An unknown name, text that is not a number, a number out of range are errors that name the parameter.
 """
@@ -32,7 +32,7 @@ class NothingKept(Exception):
 
 
 def runs(reader: HistoryReader, live: Sequence[api.Run], query: Query, prices: Prices) -> api.Runs:
-    """Return the runs of /api/v1/runs, the most recently active first; with `kept=all` those too that only the history has."""
+    """Return the runs of /api/v1/runs, most recently active first; with `kept=all` also those only in the history."""
     kept = query.pop("kept", "live")
     if kept not in ("live", "all") or query:
         raise BadRequest(f"kept={kept!r}: give live or all, without other parameters" if not query else _unknown(query))

@@ -95,10 +95,10 @@ class HistoryReader:
         extremes: bool = False,
         most: int = MOST_POINTS,
     ) -> list[api.Series]:
-        """Return each matching series, at most `points` of them: each interval's last; fewer where all would have more than `most`.
+        """Return each matching series, at most `points` points: an interval's last; fewer if all had more than `most`.
 
-        With `by`, series that agree in these labels are summed. With `extremes`, each two intervals give their min and max instead, in
-        their order in time: a spike is not lost. (Over more than `MOST_TICKS` seconds only every second, third … sample is read.)
+        With `by`, series that agree in these labels are summed. With `extremes`, two intervals give their min and max
+        in order of time: no spike is lost. (Over more than `MOST_TICKS` seconds, every second, third … sample is read.)
         """
         start_ms, end_ms = int(start_s * 1000), int(end_s * 1000)
         # Intervals are the same at every request (panels do not flicker), so that one more may be touched.
@@ -124,7 +124,7 @@ class HistoryReader:
         ]
 
     def growth(self, metric: str, start_s: float, end_s: float, points: int) -> dict[tuple[str, str], dict[str, float]]:
-        """Return by how much each state of a GPU's or run's counter grew between two moments. A fall is a restart from 0; so is a first value."""
+        """Return the growth of each state of a GPU's or run's counter. One that falls, or is new, has begun at 0."""
         start_ms, end_ms = int(start_s * 1000), int(end_s * 1000)
         span = (start_ms, end_ms, max(1, (end_ms - start_ms) // (points - 1)), False)
         last: dict[tuple[str, ...], float] = {}
@@ -141,7 +141,7 @@ class HistoryReader:
     def _rows_of(
         self, metric: str, labels: Mapping[str, str], shown: tuple[str, ...], span: tuple[int, int, int, bool]
     ) -> Iterator[tuple[int, dict[tuple[str, ...], float]]]:
-        """Yield (time in ms, the matching series' values, summed by the labels in `shown`) of each row of `_ticks` over this span."""
+        """Yield (time in ms, matching series' values, summed by the labels in `shown`) for each row of `_ticks`."""
         last: int | None = None
         columns: dict[tuple[str, ...], list[int]] = {}
         with self._reader() as reader:
@@ -266,7 +266,7 @@ def _ticks(
 
 
 def _reduced(series: Iterable[tuple[int, float]], interval_ms: int, extremes: bool) -> list[tuple[int, float]]:
-    """Return each interval's last point, or its min and max in their order in time (one point where they are the same)."""
+    """Return each interval's last point, or its min and max in order of time (one point where they are the same)."""
     out: list[tuple[int, float]] = []
     for _, points in groupby(series, key=lambda point: point[0] // interval_ms):
         of_interval = list(points)

@@ -31,7 +31,7 @@ class HistoryWriter:
         self.skipped = 0  # seconds that were not kept in memory either, as too many were waiting
 
     def commit(self, tick: Tick) -> bool:
-        """Write one second; return whether it is written now. Behind a disk that hangs it waits in memory, 16 MiB at most."""
+        """Write one second; return whether it is written now. If the disk hangs it waits in memory, 16 MiB at most."""
         packed = sum(len(column) for batch in tick.steps for column in batch.columns.values())
         size = _SAMPLE_BYTES * len(tick.samples) + packed + sum(map(len, tick.runs.values()))
         if self.waiting and size + sum(size for _, size in self.waiting) > _MOST_WAITING_BYTES:
@@ -50,7 +50,7 @@ class HistoryWriter:
         return not is_behind
 
     def tidy(self, now_s: float, trim: bool) -> None:
-        """Downsample, and trim if asked to, without waiting for it; while the disk is busy it is left out, and trimmed the next time."""
+        """Downsample, and trim if asked to, without waiting; while the disk is busy do neither, and trim next time."""
         self._trim_is_due = self._trim_is_due or trim
         if not self._hangs:
             self._do(lambda: self._tidy(now_s), waits=False)
@@ -72,7 +72,7 @@ class HistoryWriter:
             self._history.close()
 
     def _write_waiting(self) -> bool:
-        """Write them. A record of a run comes only when it has changed, so what could not be written is written with the next second."""
+        """Write them. A run's record comes only when it changes: an unwritten one goes with the next second."""
         written = True
         while self.waiting:
             try:

@@ -1,7 +1,7 @@
-"""Notifications without Alertmanager: a thread that evaluates the snapshots and sends through Apprise, which is imported lazily.
+"""Notifications without Alertmanager: a thread evaluates the snapshots and sends through Apprise, imported lazily.
 
-A receiver that fails or hangs holds up only itself: each message to it is retried separately, for a day. What was notified and what waits
-is kept in a small file that survives restarts, with Unix times, because they outlive the process: where the clock is set, they are moved.
+A receiver that fails or hangs holds up only itself: each message to it is retried separately, for a day. What was
+notified or waits is in a small file that survives restarts, with Unix times, which are moved where the clock is set.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class ConditionState(msgspec.Struct):
 
 
 class Letter(msgspec.Struct):
-    """One message to one receiver, not delivered yet. `target` is the hash of the receiver's URL, which may hold a secret."""
+    """One message to one receiver, not delivered yet. `target`: hash of the receiver's URL, which may hold a secret."""
 
     target: str
     title: str
@@ -79,7 +79,7 @@ class Notifier(Background):
         path: Path | None,
         senders: dict[str, Sender] | None = None,
     ) -> None:
-        """`senders` by URL replaces Apprise; `path` None: nothing is kept. Raises: ConfigError for an invalid URL; MissingExtra."""
+        """`senders` by URL replace Apprise; `path` None keeps nothing. Raises: ConfigError (bad URL); MissingExtra."""
         super().__init__("notifier", 15.0)
         self._snapshot, self._config, self._name = snapshot, config, config.notify.name or host
         by_url = apprise_senders(config.notify.urls) if senders is None else senders
@@ -189,7 +189,7 @@ class Notifier(Background):
 
 
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:
-    """Return a sender for each Apprise URL. Raises: ConfigError naming the URL's kind but not its secrets; MissingExtra."""
+    """Return senders by Apprise URL. Raises: ConfigError naming the URL's kind but not its secrets; MissingExtra."""
     require("apprise", "agent")
     from apprise import Apprise, AppriseAsset, NotifyFormat, NotifyType
 

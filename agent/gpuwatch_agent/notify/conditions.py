@@ -1,4 +1,4 @@
-"""The alerts that one node can decide without Prometheus, from its own snapshot: of runs, findings and hardware. Pure."""
+"""Alerts that one node can decide without Prometheus, from its own snapshot: of runs, findings and hardware. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def conditions(snapshot: Snapshot, now_s: float, config: Config) -> list[Conditi
 
 _Row = Mapping[str, str]
 _Found = tuple[str, tuple[object, ...], float, str, Sequence[str], _Row, float]
-"""(alert, what it is about, Unix time of its first sign, title, lines; none: the alert's advice, labels of its `_rows`, lost share of these GPUs)."""
+"""(alert, subject, Unix time of first sign, title, lines (none: advice), labels of `_rows`, these GPUs' lost share)."""
 
 
 def _owner(*whose: str | None) -> str:
@@ -68,7 +68,7 @@ def _rows(snapshot: Snapshot) -> Iterator[_Row]:
 
 
 def _stake(rows: Sequence[_Row], alert: str, of: _Row, ratio: float, prices: Prices) -> Iterator[str]:
-    """Yield which GPUs it is about, whose they are, and what it costs a day, as far as that is known; `of` is empty for the whole node."""
+    """Yield which GPUs it is about, whose they are, and the cost a day, if known; `of` is empty for the whole node."""
     rows = [each for each in rows if of.items() <= each.items()]
     gpus = [each for each in rows if "UUID" in each and (of or ":" not in each["gpu"])]  # else instances count twice
     if of and gpus:

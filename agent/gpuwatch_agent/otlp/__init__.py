@@ -1,7 +1,7 @@
-"""Pushes metrics and findings to an OpenTelemetry collector by OTLP over HTTP, for sites without Prometheus: `gpuwatch agent --otlp URL`.
+"""Pushes metrics and findings to an OTLP collector by HTTP, for sites without Prometheus: `gpuwatch agent --otlp URL`.
 
-Source: "OTLP Specification" of opentelemetry-proto 1.11, for answers and retries. A thread of its own reads the snapshots that are there
-anyway. Metrics are never queued: counters are cumulative, so a retry sends the newest page. Log records wait in a small file.
+Source: "OTLP Specification" of opentelemetry-proto 1.11, for answers and retries. Its own thread reads the snapshots.
+Metrics are never queued: counters are cumulative, so a retry sends the newest page. Log records wait in a small file.
 """
 
 import gzip
@@ -60,7 +60,7 @@ class Signal:
 
 
 class OtlpPusher(Background):
-    """Evaluates the snapshots and pushes them in its own thread. A collector that does not answer does not hold up its end."""
+    """Evaluates and pushes the snapshots in its own thread. A collector that does not answer does not delay its end."""
 
     def __init__(
         self, url: str, every_s: float, snapshot: Callable[[], Snapshot | None], host: str, port: int, path: Path | None
@@ -98,7 +98,7 @@ class OtlpPusher(Background):
         yield Sample("gpuwatch_otlp_request_failures_total", self._failed)
 
     def tick(self, now_s: float, last: bool = False) -> None:
-        """Note which findings begin and end, and send what is due. `now_s`: monotonic; `last`: metrics are due unless they failed."""
+        """Note new and ended findings; send what is due. `now_s`: monotonic; `last`: metrics too unless they failed."""
         snapshot, state = self._snapshot(), self._file.state
         if snapshot is not None and snapshot is not self._pushed:
             self._note(snapshot, state)
@@ -199,7 +199,7 @@ def _checked(url: str) -> str:
 
 
 def _pairs(variable: str, value_pattern: str) -> dict[str, str]:
-    """Return what a variable of OpenTelemetry's with NAME=VALUE,NAME=VALUE has. Raises: ConfigError, which does not show it."""
+    """Return an OpenTelemetry variable's NAME=VALUE,NAME=VALUE. Raises: ConfigError, which does not show it."""
     found = {}
     for item in filter(None, map(str.strip, os.environ.get(variable, "").split(","))):
         name, equals, value = (unquote(part.strip()) for part in item.partition("="))

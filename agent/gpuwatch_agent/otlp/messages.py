@@ -1,7 +1,8 @@
 """A page of metrics, and findings that begin or end, as OTLP requests.
 
-Sources: OpenTelemetry's specification 1.60, "Prometheus and OpenMetrics Compatibility" (names stay, units are UCUM's, an info is a sum that
-may fall) and "Metrics Data Model" (unknown start times); its semantic conventions 1.44, "GPU" and "Common hardware metrics", for `hw.*`.
+Sources: OpenTelemetry's specification 1.60, "Prometheus and OpenMetrics Compatibility" (names stay, units are UCUM's,
+an info is a sum that may fall) and "Metrics Data Model" (unknown start times); its semantic conventions 1.44, "GPU" and
+"Common hardware metrics", for `hw.*`.
 """
 
 import math
@@ -26,7 +27,7 @@ _Sums = dict[tuple[Any, ...], tuple[int, int, float]]
 
 
 class MetricsConverter:
-    """Makes requests of pages. A new sum begins at its first point, with the value that it has there: its start is not known.
+    """Makes requests of pages. A new sum begins at its first point, with the value there: its start is not known.
 
     That holds once the collector has this point. Were it lost, the next one would count in full.
     """

@@ -49,7 +49,7 @@ class _ShmReader:
         self.known: dict[int, Shm] = {}
 
     def update(self, pids: Collection[int]) -> None:
-        """Read the /dev/shm of these processes; late results count for the next tick. The node's own is checked every tenth time."""
+        """Read /dev/shm of these processes, the node's own every tenth time; late results count for the next tick."""
         self._hung &= set(pids)
         self._ticks += 1
         hosts = {pid: seen for pid, seen in self.known.items() if pid in pids and seen.is_hosts and self._ticks % 10}
@@ -86,13 +86,13 @@ class ProcessTable:
         self.name = cache(lambda pid: proc.text_of(f"{procfs}/{pid}/comm"))
         """Returns a process's command name by pid, as of the last ten ticks; empty where not known."""
         self.owner = cache(self._owner_now)
-        """Returns a process's owner by pid, as of the last thirty ticks; `NO_OWNER` for one that is gone or not readable."""
+        """Returns a process's owner by pid, as of the last thirty ticks; `NO_OWNER` for one gone or not readable."""
         self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
         self._user = cache(user_name)
         self._owner = cache(lambda pid, uid, start_ticks: read_owner(procfs / str(pid), self._user(uid)))
         self.groups = cache(lambda kind, pid, root=True: tuple(cgroup.folders(kind, procfs, sysfs, pid, root)))
-        """Returns the folders of a process's control groups by controller and pid, as they were within the last thirty ticks."""
+        """Returns a process's control groups' folders by controller and pid, as of the last thirty ticks."""
         self._good_for_ticks: dict[Any, int] = {
             **dict.fromkeys((self._find, self.stat, self.owner, self._quota, self._room), 1),
             self._searched: 5,
@@ -128,9 +128,9 @@ class ProcessTable:
         return pid if stat is not None and stat.alive and stat.start_ticks == start_ticks else None
 
     def is_peer(self, hello: wire.Hello, pid: int) -> bool:
-        """Return whether a process that the kernel names by `pid` is the one that a message names; True where that cannot be seen.
+        """Return whether the kernel's process `pid` is the one that a message names; True where that cannot be seen.
 
-        Of one that has ended since nothing can be: in the agent's own namespace, or where a message names none, the pids are compared.
+        Nothing can be seen of one that ended: its pid is compared in the agent's own namespace, or if none is named.
         """
         is_near = hello.pid_namespace in (0, self._namespace)
         if is_near and hello.pid == pid:
@@ -145,7 +145,7 @@ class ProcessTable:
         return True
 
     def is_of_user(self, pid: int, uid: int | None) -> bool:
-        """Return whether a process is this user's; where the user is not known (None), whether it is the agent's own, but not root's."""
+        """Return whether a process is this user's; for None (not known), whether it is the agent's, but not root's."""
         try:
             owner = (self.procfs / str(pid)).stat().st_uid
         except OSError:
@@ -197,7 +197,7 @@ class ProcessTable:
         self._shm.update({pid for hello in hellos if (pid := self.host_pid(hello)) is not None})
 
     def shm(self, pid: int) -> Shm | None:
-        """Return the /dev/shm in the process's own mount namespace, as of the last tick; None where it is not readable."""
+        """Return /dev/shm in the process's own mount namespace, as of the last tick; None where it is not readable."""
         return self._shm.known.get(pid)
 
     def ended(self, pids: set[int]) -> set[int]:

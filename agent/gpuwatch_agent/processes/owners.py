@@ -1,6 +1,6 @@
-"""The owner of a process: user, container, pod, job. From /proc/PID, its control group, and an allow-list of environment variables.
+"""The owner of a process: user, container, pod, job. From /proc/PID, its control group, and allow-listed variables.
 
-Other variables are not kept, and command lines are never read.
+Other environment variables are not kept, and command lines are never read.
 """
 
 import pwd
@@ -14,11 +14,11 @@ from gpuwatch.host import cgroup
 
 _ID = r"[0-9a-f]{64}"
 _CONTAINER = re.compile(rf"(?:^|[-/:])({_ID})(?:\.scope)?(?=/|$)")
-"""Docker: /docker/ID, docker-ID.scope; containerd: cri-containerd-ID.scope or /kubepods/…/ID; CRI-O: crio-ID.scope; podman:
-libpod-ID.scope. crio-conmon-ID is the container's monitor process, and never one that trains."""
+"""Docker: /docker/ID, docker-ID.scope; containerd: cri-containerd-ID.scope or /kubepods/…/ID; CRI-O: crio-ID.scope;
+podman: libpod-ID.scope. crio-conmon-ID is the container's monitor process, and never one that trains."""
 _POD = re.compile(r"[-/]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/:]|$)")
-"""kubelet: /kubepods/burstable/podUID (cgroupfs) or kubepods-burstable-podUID.slice, its dashes as underscores (systemd).
-A static pod's UID is 32 digits."""
+"""kubelet: /kubepods/burstable/podUID (cgroupfs) or kubepods-burstable-podUID.slice, its dashes as underscores
+(systemd). A static pod's UID is 32 digits."""
 _JOB = re.compile(r"/job_(\d+)(?=/|$)(?:/step_([\w.+]+))?")
 """Slurm: /slurm/uid_UID/job_ID/step_ID/task_N (v1), …slurmstepd.scope/job_ID/step_ID/user/task_N (v2)."""
 
@@ -53,7 +53,7 @@ def parse_cgroup(text: str) -> Owner:
 
 
 def is_of_job(folder: str) -> bool:
-    """Return whether this is the control group of a whole job of Slurm's, or of a pod; steps and containers have theirs in it."""
+    """Return whether it is the control group of a whole Slurm job or pod; steps and containers have theirs in it."""
     name = f"/{folder}"
     return _JOB.fullmatch(name) is not None or any(found.end() == len(name) for found in _POD.finditer(name))
 
@@ -72,8 +72,8 @@ ENVIRONMENT = {
     "pod": ("POD_NAME",),
     "container": ("CONTAINER_NAME",),
 }
-"""Variables read from a process's environment; the first one that is set counts. The control group's job has precedence: a process can set
-its environment, but not its group. POD_* and CONTAINER_NAME: a pod's use of the downward API."""
+"""Variables read from a process's environment; the first that is set counts. The control group's job has precedence:
+a process can set its environment, but not its group. POD_* and CONTAINER_NAME: a pod's use of the downward API."""
 POD_HOSTNAME = "HOSTNAME"  # read in a pod only, where the kubelet sets it to the pod's name
 _NAMES = frozenset(name for names in ENVIRONMENT.values() for name in names) | {POD_HOSTNAME}
 _MOST_ENVIRONMENT = 1 << 20
@@ -81,7 +81,7 @@ _MOST_TEXT = 128
 
 
 def allowed(environ: bytes) -> dict[str, str]:
-    """Return the allow-listed variables of an environment as the kernel shows it. Source: /proc/PID/environ, proc(5)."""
+    """Return the allowed variables of an environment as the kernel shows it. Source: /proc/PID/environ, proc(5)."""
     found: dict[str, str] = {}
     for entry in environ.split(b"\0"):
         name, _, value = entry.partition(b"=")

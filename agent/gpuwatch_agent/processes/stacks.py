@@ -1,7 +1,7 @@
-"""Captures stacks when a finding begins, as opt-in: once per finding, once in ten minutes per run (of one rank, and of all).
+"""Captures stacks when a finding begins, as opt-in: once per finding, once in ten minutes per run (of a rank, of all).
 
-One capture serves every finding about the same processes that began before it or within a minute. py-spy runs in its own thread; the
-sampler starts it, collects its result in a later tick, and never waits.
+One capture serves every finding about the same processes that began before it or within a minute. py-spy runs in its
+own thread; the sampler starts it, collects its result in a later tick, and never waits.
 """
 
 import logging
@@ -76,7 +76,7 @@ class StackWatch:
         self._start_thread = start
         self._running: tuple[_Capture, Future[Stacks | None]] | None = None
         self._sampled_ns: dict[tuple[str, bool], int] = {}
-        """When stacks of each run were last taken, of one of its ranks and (True) of all: a hang is captured also soon after a slow loader."""
+        """When a run's stacks were last taken, of one rank or (True) all: a hang may come soon after a slow loader."""
         self._seen: list[tuple[_Capture, Stacks | None]] = []  # recent results; None where a capture failed
         self._warn = cache(partial(logger.warning, "%s"))  # each message once
 

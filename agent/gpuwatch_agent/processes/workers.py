@@ -1,7 +1,7 @@
-"""What each run takes of the node: its training process, its loader's workers by the pids in its hook's message, and its control group.
+"""What each run takes of the node: its training process, its loader's workers (pids from its hook), its control group.
 
-The control group is its container's or job's, of version 1 or 2. Its series are exported once, for the lowest rank in it. The root group is
-the node itself, which the collectors cover.
+The control group is its container's or job's, of version 1 or 2. Its series are exported once, for the lowest rank in
+it. The root group is the node itself, which the collectors cover.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ class WorkerWatch:
         self._tick = 0
 
     def update(self, runs: Sequence[Run], now_ns: int) -> None:
-        """Read each run's workers every other tick, every five seconds what each process uses, and add to the runs' totals."""
+        """Read each run's workers every other tick, each process's use every five seconds; add to the runs' totals."""
         self._tick += 1
         self._seen = {run.key: self.of(run) for run in runs if run.status == RUNNING}
         usage_is_due = self._usage_ns is None or now_ns - self._usage_ns >= _USAGE_EVERY_NS
@@ -112,7 +112,7 @@ class WorkerWatch:
         yield from (Sample(metric, value, key) for metric, value in values.items() if value is not None)
 
     def quota(self, run: Run) -> tuple[float | None, float | None]:
-        """Return (cores of the workers' CPU quota, share of its last periods in which it was exhausted), each None where not known."""
+        """Return (cores of the workers' CPU quota, share of its last periods that exhausted it); None: not known."""
         quotas = self.of(run).quotas
         return (quotas[-1].cores, cgroup.throttled_ratio(quotas[0], quotas[-1])) if quotas else (None, None)
 
@@ -192,7 +192,7 @@ class _Sample:
 
 
 class OomWatch:
-    """Follows the OOM kill counts of every running run, and whether the control group of a lost run's job or pod is gone."""
+    """Follows every running run's OOM kill counts, and whether the control group of a lost run's job or pod is gone."""
 
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
@@ -243,14 +243,14 @@ class OomWatch:
             where=where,
             kills=kills,
             limit_bytes=rooms[-1].limit_bytes if rooms else None,
-            # The kernel takes a killed process's memory back before it is gone: the last sample may have seen little of it.
+            # The kernel takes a killed process's memory back before it is gone: the last sample may have little of it.
             used_bytes=_most(room.used_bytes for room in rooms),
             peak_bytes=_most([*(each.group.peak_bytes for each in seen), last_peak]),
             resident_bytes=_most(each.resident_bytes for each in seen),
         )
 
     def _kills_since(self, before: _Sample) -> tuple[_Where, int]:
-        """Return (whose count was read, by how much it grew): of the innermost group that still has one, else of the node."""
+        """Return (whose count was read, its growth): of the innermost group that still has one, else of the node."""
         for folder, count in before.group.kills.items():
             if (now := cgroup.kills_in(folder)) is not None:
                 return ("group" if folder == before.group.own else "around"), now - count

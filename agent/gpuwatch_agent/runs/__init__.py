@@ -90,7 +90,7 @@ class Run(msgspec.Struct, eq=False):
     job_group: Path | None = None  # the control group of its whole job or pod, which the scheduler removes at its end
     restored: bool = False  # nothing was heard of it since this agent started
     parts: list[RecentColumns] = msgspec.field(default_factory=lambda: [RecentColumns()])
-    """The steps of the last minute, and after them those of later messages, which `steps` joins: that copies all of them."""
+    """The steps of the last minute, and after them those of later messages, which `steps` joins by a copy of all."""
     kept: tuple[int, int] = 0, timeline.KEPT  # of the steps: since when, and how many at most
     seconds: list[tuple[int, dict[str, int], wire.Counters]] = []
     """(when, time by state, counters) of every second of the last minute."""
@@ -132,8 +132,8 @@ class Run(msgspec.Struct, eq=False):
     def apply(self, message: wire.Message, now_ns: int, now_s: float, peer_pid: int = 0) -> bool:
         """Apply one message; return whether it had new step records.
 
-        Late, repeated and lost messages do no harm: totals are cumulative. Messages after a process's Bye are ignored, and so are
-        totals that went back. Raises: ProtocolError, before anything is changed, for times that cannot be.
+        Late, repeated and lost messages do no harm: totals are cumulative. Messages after a process's Bye are ignored,
+        and so are totals that went back. Raises: ProtocolError, before anything is changed, for times that cannot be.
         """
         offset_ns = self._check_times(message, now_ns, now_s)
         sender = self._sender(message.origin, offset_ns)
@@ -186,7 +186,7 @@ class Run(msgspec.Struct, eq=False):
             self._end(LOST, self.last_message_s if self.restored else now_s, self.senders.values())
 
     def remember(self, now_ns: int, runs: int = 1) -> None:
-        """Record the totals of this moment, for the shares of the last minute, as one of so many runs; an ended run keeps its last minute."""
+        """Record the present totals for the last minute, as one of so many runs; an ended run keeps its last minute."""
         if self.ledger is None or self.status != RUNNING:
             return
         self.seconds.append((now_ns, dict(self.ledger.totals_ns), self.counts))
@@ -196,7 +196,7 @@ class Run(msgspec.Struct, eq=False):
         self.trace.most_bytes = min(timeline.KEPT_BYTES, timeline.KEPT_BYTES_OF_ALL // runs)
 
     def recent(self) -> tuple[int, dict[str, int], wire.Counters, wire.Counters]:
-        """Return the last minute: (ns covered, ns by state, counters now, counters at its begin); the whole run while it is younger."""
+        """Return (ns covered, ns by state, counters now and at its begin) of the last minute, or of a younger run."""
         if self.ledger is None:
             return 0, {}, wire.Counters(), wire.Counters()
         is_whole = self.ledger.sum_ns <= MINUTE_NS or not self.seconds
@@ -236,7 +236,7 @@ class Run(msgspec.Struct, eq=False):
                 sender.next_step = sender.sent.steps
 
     def _check_times(self, message: wire.Message, now_ns: int, now_s: float) -> int:
-        """Return the sender's clock offset, under which the message was sent before it arrived. Raises: ProtocolError."""
+        """Return the sender's clock offset, by which the message was sent before it arrived. Raises: ProtocolError."""
         origin = message.origin
         sender = self.senders.get(origin.sender)
         offset_ns = clock_offset_ns(origin, self.boot_id, now_ns, now_s) if sender is None else sender.offset_ns
@@ -307,7 +307,7 @@ class Run(msgspec.Struct, eq=False):
 
 
 def _concluded(message: wire.Bye) -> Conclusion | None:
-    """Return what the process has found by its end, without causes that are not known here; None where that cannot be read."""
+    """Return what the process found by its end, without causes not known here; None where that cannot be read."""
     try:
         found = msgspec.msgpack.decode(message.conclusion, type=Conclusion)
         msgspec.json.decode(msgspec.json.encode(found), type=Conclusion)  # as the API gives it: JSON has no NaN
@@ -323,7 +323,7 @@ read_record = _decoder.decode
 
 
 class RunRegistry:
-    """The runs by (run, rank), each of one user. Past `MAX_RUNS` a new one replaces an ended one, or one of the process that has most.
+    """The runs by (run, rank), of one user each. Past `MAX_RUNS` a new one replaces an ended one, or the top process's.
 
     A run whose message or figures cannot be processed is dropped, so that all others go on.
     """
@@ -345,7 +345,7 @@ class RunRegistry:
         self.boot_id = boot_id
         self.runs: dict[RunKey, Run] = {}
         self.failures: Counter[str] = Counter()
-        """Runs that were dropped because of an error, by the step that failed, or (given_up) made room for another process's."""
+        """Runs dropped for an error, by the step that failed, or (given_up) to make room for another process's."""
         self.kept_apart = 0  # processes that sent for a run and rank while another process of these was alive
         self._alive, self._is_peer = alive, is_peer
         self._banned: dict[RunKey, float] = {}
@@ -353,7 +353,7 @@ class RunRegistry:
         self._last_tick_ns: int | None = None
 
     def apply(self, message: wire.Message, now_ns: int, now_s: float, peer: Peer | None = None) -> Run | None:
-        """Apply one message; return its run if it had new step records, else None. Raises: ProtocolError for one that is refused."""
+        """Apply a message; return its run if it had new step records, else None. Raises: ProtocolError if refused."""
         peer = peer or Peer()
         if peer.is_remote and isinstance(message, wire.Hello):  # nothing proves its processes: they own no GPU
             loader = None if message.loader is None else replace(message.loader, worker_pids=())
@@ -387,7 +387,7 @@ class RunRegistry:
             self.drop(run, step, error, now_s)
 
     def weigh(self, run: Run, record: bytes | None) -> None:
-        """Weigh what is kept of a run: texts, processes, and its name in each of its series. Raises: ValueError if its user has too much."""
+        """Weigh a run: its texts, processes, name in each series. Raises: ValueError if its user has too much."""
         run.kept_bytes = len(record or wire.encode(run.hello)) + self._SERIES_OF_A_RUN * len(run.run.encode())
         of_user = sum(each.kept_bytes for each in self.runs.values() if each.uid == run.uid)
         if of_user > self._MOST_BYTES:
@@ -407,7 +407,7 @@ class RunRegistry:
         self.failures[step] += 1
 
     def _key(self, message: wire.Message, now_ns: int, peer: Peer) -> RunKey:
-        """Return the key of a message's run: another one than it gives for a process that sends while the run's own one is alive."""
+        """Return the key of a message's run: another than it gives if the run's process is alive and not its sender."""
         name, sender = message.run, message.origin.sender
         key = self._apart.get(sender, (name, message.rank))
         run = self.runs.get(key)
@@ -448,7 +448,7 @@ class RunRegistry:
             raise ProtocolError(f"pid {peer.pid} claims to be pid {message.pid}, run {message.run!r}", "wrong_process")
 
     def excuse_pause(self, now_ns: int) -> None:
-        """Call with the time that a tick books up to: if the agent itself was delayed, that is not the runs' silence."""
+        """Call with the time that a tick books up to: if the agent itself was late, that is not the runs' silence."""
         late_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns - _LONGEST_TICK_NS
         self._last_tick_ns = now_ns
         for run in self.runs.values():
@@ -477,7 +477,7 @@ class RunRegistry:
         return sorted(over, key=lambda run: run.ended_s or 0.0, reverse=True)
 
     def _make_room(self, peer: Peer) -> None:
-        """Give up the run that ended first, else the newest one of the user and process that have most. Raises: ProtocolError."""
+        """Give up the run that ended first, else the newest of the top user's top process. Raises: ProtocolError."""
         if ended := self._ended():
             del self.runs[ended[-1].key]
             return

@@ -1,7 +1,7 @@
 """The ledger of a job: all attempts of one training, with the time between them, from the totals of its processes.
 
-An attempt is one process of the job's lowest rank on this node. Attempts of one job share the scheduler's job id, `GPUWATCH_JOB` or, when
-a run is resumed, its id. Times in Unix seconds, so that they outlive a reboot.
+An attempt is one process of the job's lowest rank on this node. Attempts of one job share the scheduler's job id,
+`GPUWATCH_JOB` or, when a run is resumed, its id. Times in Unix seconds, so that they outlive a reboot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Attempt(NamedTuple):
     sender: Sender
     status: str
     begin_s: float
-    """When its ledger begins; before that it imported. Not before the run's last process ended, whatever the clock says."""
+    """When its ledger begins, after its imports; not before the run's last process ended, whatever the clock says."""
     end_s: float
     alive_s: float  # When its process began, as far as that is known; not more than a minute before `begin_s`.
 
@@ -50,15 +50,15 @@ class Attempt(NamedTuple):
         return self.status == ENDED and not self.sender.failed
 
     def overlap_s(self, later: Attempt) -> float:
-        """Return for how long it was still alive when a later one had begun; below 0: how long before. One process can have several attempts."""
+        """Return how long it was alive after a later attempt began; below 0: the gap. A process can have several."""
         return self.end_s - (later.begin_s if self.sender.pid == later.sender.pid else later.alive_s)
 
     def is_before(self, later: Attempt) -> bool:
-        """Whether it ended first. What hangs may outlive the beginning of the next attempt; ranks of one attempt live side by side."""
+        """Whether it ended first. What hangs may outlive the next one's begin; an attempt's ranks live side by side."""
         return 2 * self.overlap_s(later) <= min(self.end_s - self.alive_s, later.end_s - later.alive_s)
 
     def is_resumed_by(self, later: Attempt) -> bool:
-        """Whether a later attempt goes on with this one's training; after a good end one that begins at step 0 is another training."""
+        """Whether a later one goes on with its training; after a good end, one from step 0 is another training."""
         return not (self.ended_well and later.sender.first_step == 0)
 
     def is_interrupted(self, following: Attempt | None) -> bool:
@@ -81,7 +81,7 @@ class Job:
     part: api.Job | None = None  # what metrics have of it: no attempts whose rank 0 was on another node, which has them
 
     def place(self, sender: Sender) -> None:
-        """Move a new process's begin to its distance from the others': within a boot its clock has that, whatever the wall clock is set to."""
+        """Move a process's begin to its distance from others' by the boot's clock: the wall clock may have been set."""
         boot, at_s, moved_s = sender.boot_id, sender.started_s, 0.0
         last = max(self.attempts.values(), key=lambda each: (each.sender.boot_id == boot, each.end_s), default=None)
         if last is not None and last.sender.boot_id == boot:
@@ -98,7 +98,7 @@ class Job:
         return {key: sender for _, key, sender in sorted(of_run)[-SENDERS_KEPT:] if key not in run.senders}
 
     def one_after_another(self) -> list[Attempt]:
-        """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's."""
+        """Return the attempts that followed each other, oldest first; of simultaneous ones the lowest rank's."""
         chosen: list[Attempt] = []
         for attempt in sorted(self.attempts.values(), key=lambda attempt: (attempt.rank, attempt.begin_s)):
             at = bisect(chosen, attempt.begin_s, key=lambda each: each.begin_s)
@@ -115,7 +115,7 @@ class Job:
         return chosen[first:]
 
     def count(self, attempts: list[Attempt], kept: Iterable[Counted], thresholds: Thresholds) -> JobFacts:
-        """Make its views of these attempts, and forget all but the last ones. `kept`: its counters by its runs' records."""
+        """Make its views of these attempts; forget all but the last ones. `kept`: its counters by its runs' records."""
         self.view, facts = _view(self.job, attempts, thresholds)
         if own := [attempt for attempt in attempts if attempt.rank == 0]:
             found = self.view if len(own) == len(attempts) else _view(self.job, own, thresholds)[0]

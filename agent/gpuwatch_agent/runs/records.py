@@ -102,7 +102,7 @@ class Sender(msgspec.Struct):
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
-        """Global numbers of its first step and of the one after its last, from each checkpoint that it went on from; empty: not known."""
+        """Global numbers (first step, after the last) from each checkpoint that it went on from; empty: not known."""
         if self.first_step is None or self.sent is None:
             return []
         starts = [(0, self.first_step), *sorted(self.rewinds, key=itemgetter(0)), (done := self.sent.steps, 0)]
@@ -152,7 +152,7 @@ class Counted(msgspec.Struct):
     attempts: int = 0
 
     def grow(self, job: api.Job, end_s: float) -> api.Job:
-        """Return a job as it is counted. No counter falls: while one is too high, because attempts overlap, those that grow get less."""
+        """Return a job as counted. No counter falls: if attempts' overlap makes one too high, growing ones get less."""
         self.job, self.end_s = msgspec.structs.replace(job, findings=(), runs=()), max(self.end_s, end_s)
         self.attempts = max(self.attempts, min(job.attempts, job.interruptions + 1))
         found = {key: job.states.get(key, 0.0) + job.lost.get(key, 0.0) for key in {*job.states, *job.lost} - {"lost"}}
@@ -180,7 +180,7 @@ class WorkerIo(msgspec.Struct, frozen=True):
 
 
 def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float) -> int:
-    """Return the agent's monotonic clock minus a sender's: 0 for the same clock; else by the wall clocks, or by the arrival alone."""
+    """Return the agent's monotonic clock minus a sender's: 0 for the same one; else by wall clocks, or by arrival."""
     arrival_ns = now_ns - origin.monotonic_ns
     if origin.boot_id == boot_id and -wire.CLOCK_SLACK_NS <= arrival_ns <= _OLDEST_MESSAGE_NS:
         return 0

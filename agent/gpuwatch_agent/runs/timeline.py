@@ -1,4 +1,4 @@
-"""A run's step records: the last minute of steps as columns, and the run's states as segments in time (for shared GPUs).
+"""A run's step records: the last minute of steps as columns, and its states as segments in time (for shared GPUs).
 
 Pure arithmetic; times in ns of the agent's monotonic clock.
 """
@@ -24,7 +24,7 @@ _NEEDED = frozenset(_ROW[:4])
 
 
 class RecentColumns(StepColumns, frozen=True):
-    """Steps with when they ended, what they had and how long they waited for other ranks; columns of equal length, oldest first."""
+    """Steps with their ends, samples and waits for other ranks; columns of equal length, oldest first."""
 
     end_ns: Sequence[int] = ()  # on the agent's clock
     samples: Sequence[int] = ()  # -1: not known
@@ -35,7 +35,7 @@ class RecentColumns(StepColumns, frozen=True):
         return self.end_ns[-1] if self.end_ns else None
 
     def followed_by(self, later: Sequence[RecentColumns], since_ns: int = 0, most: int = KEPT) -> RecentColumns:
-        """Return these steps and later messages' since then, the last `most`. What it has returned before is changed in place."""
+        """Return these and later messages' steps since then, the last `most`. Former results are changed in place."""
         columns = [each if isinstance(each, list) else [*each] for each in astuple(self)]
         for column, *new in zip(columns, *map(astuple, later), strict=True):
             column.extend(chain.from_iterable(new))
@@ -55,7 +55,7 @@ def _rows(packed: Mapping[str, bytes]) -> Iterable[tuple[int, ...]]:
 
 
 def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
-    """Return the steps in a message's columns, by the device's timeline where that measured them; none of incomplete ones."""
+    """Return a message's steps, by the device's timeline where that measured them; none of incomplete columns."""
     steps = []
     for start, wait, copy, compute, samples, first, felt, host_wait, device_copy, device_compute, comm in _rows(packed):
         end, hidden = start + wait + copy + compute + offset_ns, 0
@@ -73,7 +73,7 @@ _SHORT_NS = 1_000_000_000
 _KEPT = 128
 """Stretches: a minute at two messages per second. Older ones are joined: their sums stay, their order is lost."""
 KEPT_BYTES, KEPT_BYTES_OF_ALL = 128 << 10, 10 << 20
-"""Of step records, of a run and of all runs; older stretches are kept without, so that their phases lie in the order of RUN_STATES."""
+"""Of step records, of a run and of all runs; older stretches are without: their phases are in RUN_STATES order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class Stretch:
 
 
 def arrange(stretch: Stretch, recorded: bool = True) -> list[Segment]:
-    """Return a stretch's states in time: steps at their records' times, the rest in the gaps, in the order of RUN_STATES.
+    """Return a stretch's states in time: steps at their records' times, the rest in the gaps, in order of RUN_STATES.
 
-    Each state gets exactly its part, even where the records contradict that. All are in that order where `recorded` is False.
+    Each state gets exactly its part, even where records contradict that. All are in that order if `recorded` is False.
     """
     left = {state: stretch.parts_ns[state] for state in RUN_STATES if stretch.parts_ns.get(state, 0) > 0}
     if len(left) == 1:
@@ -176,7 +176,7 @@ class Trace:
         return self._stretches[0].begin_ns if self._stretches else None
 
     def segments(self, after_ns: int, until_ns: int = _NEVER_NS, exact: bool = True) -> list[Segment]:
-        """Return the states between two moments, in order; unless `exact`, those of one message may be in another order."""
+        """Return the states between two moments, in order; unless `exact`, one message's may be in another order."""
         found: list[Segment] = []
         for stretch in reversed([*takewhile(lambda each: each.end_ns > after_ns, reversed(self._stretches))]):
             begin_ns, end_ns = stretch.begin_ns, stretch.end_ns

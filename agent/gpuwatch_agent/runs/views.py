@@ -34,7 +34,7 @@ class ActiveFinding:
 
 
 def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live: Any) -> api.Run:
-    """Return a run's entry of /api/v1/runs. `watermark_s` and `live` of a live one; else it is one that the history keeps."""
+    """Return a run's entry of /api/v1/runs. `watermark_s` and `live` are a live one's; else the history keeps it."""
     hello, counts, gpus, joules = run.hello, run.counts, tuple(run.gpus.values()), dict(run.energy_joules)
     states_s = {state: ns / 1e9 for state, ns in run.ledger.totals_ns.items() if ns} if run.ledger is not None else {}
     share = max(0.0, 1 - run.lent_s / max(1e-9, sum(states_s.values()) * len(gpus)))

@@ -41,7 +41,7 @@ class RecentSamples:
         return self._seen[-1][1].get(metric, {}).get(labels) if self._seen else None
 
     def rates(self, metric: str) -> dict[_Series, float]:
-        """Return the growth per second of a counter's series over the kept samples, by labels; without those not measured throughout."""
+        """Return a counter's growth per second over the kept samples, by labels, of series measured throughout."""
         if len(self._seen) < 2 or self._seen[-1][0] <= self._seen[0][0]:
             return {}
         (begin_ns, before), (end_ns, now) = self._seen[0], self._seen[-1]
@@ -70,7 +70,7 @@ class RecentSamples:
 def run_window(
     run: Run, host: HostFacts, gpus: tuple[GpuFacts, ...], workers: WorkerWatch, now_ns: int, ranks: Sequence[RankFacts]
 ) -> Window:
-    """Return the run's last minute. `host` is the node, `gpus` are held by the run alone, `ranks` train on this node."""
+    """Return the run's last minute. `host` is the node, this run alone holds `gpus`, `ranks` train on this node."""
     hello, seen = run.hello, workers.of(run).workers
     about = {} if hello is None else {name: getattr(hello, name) for name in _OF_HELLO}
     return make_window(
