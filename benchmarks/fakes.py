@@ -1,4 +1,4 @@
-"""Fakes of tests and benchmarks: a device with its own timeline, a clock that is set by hand, a sender that keeps frames."""
+"""Fakes of tests and benchmarks: a device with its own timeline, a clock set by hand, a sender that keeps frames."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class FakeEvent:
 class FakeDevice:
     """A device that runs launches one after another, in parallel to the host. It has no kernels: only time.
 
-    `launch` returns at once, as on a GPU; `synchronize` waits. `idle_ns` is the truth to compare with: how long the stream
-    was empty between the first launch and the last. Implements `gpuwatch.ledger.device_timeline.Events`.
+    `launch` returns at once, as on a GPU; `synchronize` waits. `idle_ns` is the truth to compare with: how long the
+    stream was empty between the first launch and the last. Implements `gpuwatch.ledger.device_timeline.Events`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class FakeDevice:
 
 
 def measure_by(watch: Watch, device: FakeDevice) -> None:
-    """Have a watch measure its steps by this device from the next batch on; an optimizer's `step()` counts as the last launch."""
+    """Have a watch measure by this device from the next batch on; an optimizer's `step()` counts as the last launch."""
     watch.session.torch_hooks.attach(device)
 
 

@@ -4,10 +4,10 @@
     python -m benchmarks.prediction --quick    # three cells
     python -m benchmarks.prediction --write    # docs/evidence/prediction.md
 
-Each cell is trained twice, one time after the other in processes of their own: as given, and with the `num_workers` of the verdict's advice.
-Fetches sleep (storage, network) or compute on the CPU, for a known time a batch; the device's step is a sleep, as a training thread's is that
-waits for a device. A cell counts as hit when the achieved mean step (first batches left out) is within 15% of the predicted step, or of the
-nearer end where a range is predicted.
+Each cell is trained twice, one time after the other in processes of their own: as given, and with the `num_workers` of
+the verdict's advice. Fetches sleep (storage, network) or compute on the CPU, for a known time a batch; the device's
+step is a sleep, as a training thread's is that waits for a device. A cell counts as hit when the achieved mean step
+(first batches left out) is within 15% of the predicted step, or of the nearer end where a range is predicted.
 
 Exit status: 0 when 9 of 10 cells are hit, else 1.
 """
@@ -34,8 +34,8 @@ from benchmarks.prose import wrapped
 PAGE = ROOT / "docs" / "evidence" / "prediction.md"
 NEEDED, WITHIN = 0.9, 0.15
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
-"""Environment variable, 1: trainings are scheduled first (SCHED_FIFO, which root may), so that on a machine that others load too they wake in time.
-They use hardly any CPU; those whose fetches compute, up to half a core."""
+"""Environment variable, 1: trainings are scheduled first (SCHED_FIFO, which root may), so that on a machine that others
+load too they wake in time. They use hardly any CPU; those whose fetches compute, up to half a core."""
 _SECONDS = 9.0
 _SETTLED = 12
 """Steps of a pass that are left out, and one for each worker: they start and their queues fill."""

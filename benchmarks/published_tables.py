@@ -1,14 +1,15 @@
-"""Two tables that people have published about slow loaders, made again in shape, with gpuwatch's verdict next to each row.
+"""Two published tables about slow loaders, made again in shape, with gpuwatch's verdict next to each row.
 
     python -m benchmarks.published_tables            # about 3 minutes; Markdown on stdout
     python -m benchmarks.published_tables --quick    # three rows of the first table, both ends of the second
     python -m benchmarks.published_tables --write    # docs/evidence/published-tables.md
 
-A scale model: the times of fetch, copy and step are taken from the tables (a tenth, or ten times, of them), fetches sleep, and the device is one
-that is only time, with a queue as a GPU has one. What is shown is what comes out of that when loaders, workers and queues are real: what a
-stopwatch on the host reads, and what gpuwatch's verdict.
+A scale model: the times of fetch, copy and step are taken from the tables (a tenth, or ten times, of them), fetches
+sleep, and the device is one that is only time, with a queue as a GPU has one. What is shown is what comes out of that
+when loaders, workers and queues are real: what a stopwatch on the host reads, and what gpuwatch's verdict.
 
-Exit status: 0 when every row has the verdict that the truth demands and compute is reported as what the device takes, else 1.
+Exit status: 0 when every row has the verdict that the truth demands and compute is reported as what the device
+takes, else 1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from benchmarks.prose import wrapped
 from gpuwatch.hook import account
 
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
-"""Environment variable, 1: trainings are scheduled first (SCHED_FIFO, which root may), so that on a machine that others load they wake in time."""
+"""Environment variable, 1: trainings are scheduled first (SCHED_FIFO, which root may), so that on a machine that others
+load they wake in time."""
 PAGE = ROOT / "docs" / "evidence" / "published-tables.md"
 
 

@@ -1,8 +1,8 @@
 """The configuration file, one for all parts: `gpuwatch agent --config FILE.toml`, `gpuwatch rules --config FILE.toml`.
 
-[agent]: how the agent is started. [thresholds]: when a cause becomes a finding. [alerts]: when it becomes an alert. [prices]: what a
-GPU-hour costs. [notify]: notifications without Alertmanager. [stacks]: automatic stack captures. Every key is a field of the section's
-class, with its bounds; no section is required.
+[agent]: how the agent is started. [thresholds]: when a cause becomes a finding. [alerts]: when it becomes an alert.
+[prices]: what a GPU-hour costs. [notify]: notifications without Alertmanager. [stacks]: automatic stack captures.
+Every key is a field of the section's class, with its bounds; no section is required.
 """
 
 import difflib
@@ -81,7 +81,7 @@ SECTIONS: dict[str, type[Any]] = {field.encode_name: type(field.default) for fie
 
 
 def read_config(path: Path) -> Config:
-    """Return the configuration in a file. Raises: ConfigError naming the file, the section and the key; MissingExtra."""
+    """Return a file's configuration. Raises: ConfigError naming the file, the section and the key; MissingExtra."""
     named_by = "GPUWATCH_CONFIG" if os.environ.get("GPUWATCH_CONFIG") == str(path) else "--config"
     with usable(f"{named_by} {path}", "name a TOML file that can be read"):
         text = path.read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def read_config(path: Path) -> Config:
 
 
 def own_config() -> Config:
-    """Return the configuration in the file that GPUWATCH_CONFIG names, the defaults without one. Raises: as `read_config`."""
+    """Return the configuration in the file named by GPUWATCH_CONFIG, else the defaults. Raises: as `read_config`."""
     file = os.environ.get("GPUWATCH_CONFIG")
     return read_config(Path(file)) if file else Config()
 
@@ -110,7 +110,7 @@ def parse_config(text: str, where: str) -> Config:
 
 
 def sections(tables: Mapping[str, Any], known: Mapping[str, type[Any]], where: str) -> dict[str, Any]:
-    """Return each section of a file by name, as an object of its class. Raises: ConfigError naming the file, the section and the key."""
+    """Return a file's sections by name, as objects of their classes. Raises: ConfigError naming file, section, key."""
     for name, table in tables.items():
         own = next((section for section, kind in known.items() if name in (section, *kind.__annotations__)), None)
         if not isinstance(table, dict) and own is not None:

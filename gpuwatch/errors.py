@@ -7,7 +7,7 @@ GpuwatchError
 │   └── SourceError an agent or Prometheus does not answer, or not as expected
 └── MissingExtra    an optional dependency is not installed; names the pip line
 
-`pass_on` raises again what is none of gpuwatch's errors: what a signal handler of the user's raised while it interrupted gpuwatch.
+`pass_on` raises again what is not gpuwatch's error: what a user's signal handler raised as it interrupted gpuwatch.
 """
 
 import inspect
@@ -80,7 +80,7 @@ def raised_by_signal_handler(error: BaseException) -> bool:
     """Return whether a Python signal handler raised this, so that it only happened to interrupt gpuwatch."""
     if threading.current_thread() is not threading.main_thread():
         return False
-    # Python passes a handler the frame that it interrupts: its caller's. The handler that is set by now may be another one.
+    # Python passes a handler the frame that it interrupts: its caller's. By now another handler may be set.
     for (caller, _), (called, _) in pairwise(walk_tb(error.__traceback__)):
         names, variadic, _, given = inspect.getargvalues(called)
         if any(argument is caller for argument in (*map(given.get, names), *given.get(variadic or "", ()))):

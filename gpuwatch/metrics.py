@@ -1,4 +1,4 @@
-"""The metric catalogue, which `metrics.yml` next to this file lists: every name that gpuwatch exports, once. Needs PyYAML, of the extras."""
+"""The metric catalogue, in `metrics.yml` beside this: every name that gpuwatch exports, once. Needs PyYAML (extras)."""
 
 from typing import Literal
 
@@ -10,8 +10,8 @@ Kind = Literal["counter", "gauge", "info"]
 Unit = Literal["seconds", "bytes", "ratio", "watts", "joules", "celsius", "hertz", "timestamp", "count"]
 
 When = Literal["always", "counted", "seen", "history", "full"]
-"""Which series a node has. "counted" and "seen" are on /metrics from their first count on, after a 0; before, the agent's history has
-those that are "seen". "history": in the agent's history and API alone. "full": nowhere. With `--series full` all are everywhere, from 0 on."""
+"""Which series a node has. "counted" and "seen": on /metrics from their first count on, after a 0; before, the agent's
+history has "seen" ones. "history": in its history and API alone. "full": nowhere. `--series full`: all, from 0 on."""
 
 
 class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

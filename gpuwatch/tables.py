@@ -18,7 +18,7 @@ def table(package: str, name: str) -> Any:
 
 
 def fill(value: Any, texts: Mapping[str, Any]) -> Any:
-    """Return a value with each `${name}` replaced by the text of that name, itself filled in. Raises ConfigError for a name that none has."""
+    """Return a value with each `${name}` replaced by its text, itself filled in. Raises: ConfigError without a text."""
 
     def one(name: re.Match[str]) -> str:
         if name[1] not in texts:

@@ -1,4 +1,4 @@
-"""Print docs/reference/alerts.md: all alerts, from their template, their thresholds and the first sentence of each runbook."""
+"""Print docs/reference/alerts.md: all alerts, from their template, thresholds and each runbook's first sentence."""
 
 from __future__ import annotations
 

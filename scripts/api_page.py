@@ -1,4 +1,7 @@
-"""Write the section "Fields" of docs/reference/api.md from the structs of gpuwatch/api/__init__.py and of what they contain, read as source."""
+"""Write the section "Fields" of docs/reference/api.md from the structs of gpuwatch/api/__init__.py, read as source.
+
+The structs that those contain are read too.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ INTRODUCTION = (
 
 
 def fields(struct: ast.ClassDef, source: str) -> Iterator[tuple[ast.AnnAssign, str, str]]:
-    """Yield each field of a class, its name, and its note: the comment on its line, else the docstring below it, or none."""
+    """Yield each field of a class, its name, and its note: the comment on its line, else any docstring below."""
     lines = source.splitlines()
     for field, after in zip(struct.body, [*struct.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):

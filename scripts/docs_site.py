@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the pages of the repository's root, its other files that pages link to, and runbooks under their links in alerts."""
+"""Hooks of mkdocs: pages of the repository's root, its other files that pages link to, runbooks under alerts' links."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Let `…/runbooks/<Alert>.md` lead to its page: alerts and dashboards name files, `gpuwatch rules --runbooks URL` gives the rest."""
+    """Let `…/runbooks/<Alert>.md` lead to its page.
+
+    Alerts and dashboards name files, `gpuwatch rules --runbooks URL` gives the rest of the link.
+    """
     site = Path(config.site_dir)
     for source in [*Path(config.docs_dir).glob("runbooks/*.md"), Path(config.docs_dir) / "concepts/causes.md"]:
         folder = site / source.relative_to(config.docs_dir)

@@ -1,4 +1,4 @@
-"""Write the three dashboards of dashboards/grafana from the groups of panels, with Grafana's own SDK: `python scripts/grafana_dashboards.py`."""
+"""Write the three dashboards of dashboards/grafana from the groups of panels, with Grafana's own SDK."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _board(
     scope: Scope,
     annotations: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return a dashboard as plain data, its panels placed and numbered; `times` are its range and how often it refreshes."""
+    """Return a dashboard as plain data, its panels placed and numbered; `times`: its range and refresh interval."""
     current = models.VariableOption(selected=True, text="gpuwatch", value=DATASOURCE)
     source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(current)
     others = dashboard.DashboardLink("gpuwatch").type(models.DashboardLinkType.DASHBOARDS).tags([TAG])

@@ -1,4 +1,4 @@
-"""Write docs/reference/metrics.md from the catalogue: `python scripts/metrics_page.py > docs/reference/metrics.md` (`make golden` does)."""
+"""Print docs/reference/metrics.md from the catalogue; `make golden` writes it."""
 
 from __future__ import annotations
 

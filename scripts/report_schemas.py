@@ -1,4 +1,4 @@
-"""Write docs/reference/schemas/: the JSON schemas of `gpuwatch report --json` and `gpuwatch compare --json`, from the records themselves."""
+"""Write docs/reference/schemas/: JSON schemas of `gpuwatch report --json` and `compare --json`, from the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write the tables of the docs whose content is in the code, between their marks: causes (also in each runbook) and collectors."""
+"""Write the docs' tables whose content is in the code, between their marks: causes (also in runbooks), collectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = asdict(THRESHOLDS)
 
 
 def found_when(rule: Rule) -> list[str]:
-    """Return the paragraphs of a rule's docstring, without its first words, and with the thresholds' values. Exits for a rule without."""
+    """Return a rule's docstring in paragraphs, less its first words, with thresholds' values. Exits without one."""
     text = rule.find.__doc__ or ""
     if not text.startswith("Found when"):
         sys.exit(f"{rule.cause}: its docstring does not begin with 'Found when'")
@@ -65,7 +65,7 @@ def roots() -> str:
 
 
 def findings(runbook: str) -> str:
-    """Return the table of the causes of a runbook, whose stacks show more, and the causes of other runbooks that can be their root."""
+    """Return a runbook's table of causes, those that stacks show more of, and causes elsewhere that can be roots."""
     own = [rule for rule in RULES if rule.runbook == runbook]
     text = table("finding", "found when", "change", rows=((f"`{r.cause}`", found_when(r)[0], r.change) for r in own))
     more = ", ".join(f"`{rule.cause}`" for rule in own if rule.stacks)
@@ -95,7 +95,7 @@ def table(*head: str, rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def written(page: Path) -> str:
-    """Return a page with its tables as the code gives them. Exits for the runbook of a cause without a place for its table."""
+    """Return a page with its tables as the code gives them. Exits for a cause's runbook without a place for it."""
     tables = {"causes": causes(), "roots": roots(), "findings": findings(page.stem), "collectors": collectors()}
     text = page.read_text()
     if page.parent.name == "runbooks" and "<!-- findings:" not in text and any(r.runbook == page.stem for r in RULES):

@@ -1,4 +1,7 @@
-"""Print docs/reference/thresholds.md: every number that a diagnosis or a panel compares with, from `gpuwatch/diagnosis/thresholds.py`."""
+"""Print docs/reference/thresholds.md: every number that a diagnosis or a panel compares with.
+
+Source: `gpuwatch/diagnosis/thresholds.py`.
+"""
 
 from __future__ import annotations
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.accuracy [--seconds 3] [--only NAME] [--device asyncdev|cuda] [--json] [--write]
 
-Each scenario trains on a torch device, twice: watched by the host's clock alone, then by the device's events. The device is one without
-hardware whose work only takes time (`benchmarks/async_device`), or a real GPU with `--device cuda`. The truth comes from clocks in the
-scenario's own code and from the device's account of its own work, never from gpuwatch. Exit status 1 when a state is off by more than 2
-points of the wall time, a ledger does not close to 100 ± 0.2 %, or the device's events were not used. `--write` writes docs/evidence/accuracy.md.
+Each scenario trains on a torch device, twice: watched by the host's clock alone, then by the device's events. The
+device is one without hardware whose work only takes time (`benchmarks/async_device`), or a real GPU with
+`--device cuda`. The truth comes from clocks in the scenario's own code and from the device's account of its own work,
+never from gpuwatch. Exit status 1 when a state is off by more than 2 points of the wall time, a ledger does not close
+to 100 ± 0.2 %, or the device's events were not used. `--write` writes docs/evidence/accuracy.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The truth that a ledger is compared with: clocks in the scenario's own code, and the device's own account.
 
-Nothing here is taken from gpuwatch. A `Truth` cuts the wall clock into sections, switched by the scenario itself; a device keeps the spans in
-which it worked. Laid over each other they give what every moment was. gpuwatch finds the device by itself, as in any training.
+Nothing here is taken from gpuwatch. A `Truth` cuts the wall clock into sections, switched by the scenario itself; a
+device keeps the spans in which it worked. Laid over each other they give what every moment was. gpuwatch finds the
+device by itself, as in any training.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from gpuwatch.diagnosis.report import Report
 STARTUP, DATA, LAUNCH, AFTER, BETWEEN, OTHER = "startup", "data", "launch", "after", "between", "other"
 """Sections of the host's time; declared phases are sections by their own names.
 
-`transfer`: a copy to the device is asked for. `launch`: batch in hand, until the step's last launch (or the step's end, where no optimizer steps). `after`: the rest
-of the step, in which nothing is launched. `between`: after one step and before the next, in a loop without a loader.
+`transfer`: a copy to the device is asked for. `launch`: batch in hand, until the step's last launch (or the step's end,
+where no optimizer steps). `after`: the rest of the step, in which nothing is launched. `between`: after one step and
+before the next, in a loop without a loader.
 """
 
 HOST_STATES = {DATA: "input_wait", LAUNCH: "compute", AFTER: "compute", BETWEEN: "other"}
 IDLE_STATES = {DATA: "input_wait", LAUNCH: "compute", AFTER: "host_wait", BETWEEN: "host_wait"}
-"""What a moment is in which the device has nothing to do. Between launches of a step it counts as compute: events cannot see it."""
+"""What a moment is in which the device is idle. Between launches of a step it is compute: events cannot see it."""
 
 
 class Truth:
@@ -122,7 +124,10 @@ def _set(**values: float) -> Iterator[None]:
 
 
 class TimedDevice:
-    """Any accelerator, kept busy by kernels that spin. Its truth is its own: events around each launch and copy, read at the end."""
+    """Any accelerator, kept busy by kernels that spin.
+
+    Its truth is its own: events around each launch and copy, read at the end.
+    """
 
     def __init__(self, target: str, spin: Callable[[float], None]) -> None:
         self.target = target
@@ -141,7 +146,7 @@ class TimedDevice:
 
     @contextmanager
     def copies(self, seconds: float) -> Iterator[None]:
-        """While this lasts copies to the device are timed; they take what they take. gpuwatch calls this one as torch's own."""
+        """Time copies to the device while this lasts; they take what they take. gpuwatch calls this as torch's own."""
         original = torch.Tensor.to
 
         def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -219,7 +224,7 @@ class Lab:
         return self.watch.steps(loader, **options)
 
     def train(self, launch_s: float, host_s: float = 0.0, after_s: float = 0.0, optimizer: bool = True) -> None:
-        """One step's body: a launch, host work meanwhile, the optimizer, other host work; then the next batch is asked for."""
+        """Do a step: a launch, host work meanwhile, the optimizer, other host work; then ask for the next batch."""
         self.truth.now(LAUNCH)
         self.device.launch(launch_s)
         if host_s:
@@ -239,7 +244,7 @@ class Lab:
         return moved
 
     def read(self) -> None:
-        """Wait for the device at the end of a step, as reading a loss does: without it a device could lag ever further behind."""
+        """Wait for the device at a step's end, as reading a loss does: without it a device could lag ever further."""
         self.truth.now(AFTER)
         self.parameter.detach()[0].item()
         self.truth.now(DATA)

@@ -12,7 +12,7 @@ from benchmarks import ROOT
 BOUND_POINTS = 2.0
 BOUND_CLOSURE = 0.2
 BUDGET = 0.2
-"""Of the step's time the hook may take so much, so that every step is measured: past the default 1 % some are estimated."""
+"""The share of a step for the hook, so that every step is measured: past the default 1 % some are estimated."""
 HOST, DEVICE = LEDGERS = ("host", "device")
 ASYNCDEV, CUDA = DEVICES = ("asyncdev", "cuda")
 
@@ -77,7 +77,7 @@ def measure(name: str, ledger: str, seconds: float, device: str = ASYNCDEV, budg
 
 
 def in_a_process(name: str, ledger: str, seconds: float, device: str = ASYNCDEV, budget: float = BUDGET) -> Row:
-    """Run a scenario in a process of its own: a fork, which has torch already, or a fresh one where CUDA is to be set up.
+    """Run a scenario in a process of its own: a fork, which has torch already, or a fresh one where CUDA is set up.
 
     Raises: RuntimeError or CalledProcessError with the scenario's own error.
     """

@@ -1,4 +1,7 @@
-"""Training loops whose waits are known. Each switches the truth's sections itself and is watched as a user's would be, on any accelerator."""
+"""Training loops whose waits are known, on any accelerator.
+
+Each switches the truth's sections itself and is watched as a user's would be.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ MANY = 1_000_000
 
 
 class Waits(Dataset[Any]):
-    """Items that take so long to read: `every`-th ones `slow_s`, the others `item_s`. Pickling it takes `pickling_s`."""
+    """Items that take time to read: every `every`-th one `slow_s`, the others `item_s`. Pickling takes `pickling_s`."""
 
     def __init__(
         self, item_s: float, every: int = 0, slow_s: float = 0.0, items: int = MANY, pickling_s: float = 0.0
@@ -186,7 +189,7 @@ def pinned_copies_aside(lab: Lab) -> None:
 
 
 def prefetched(lab: Lab, batches: Any) -> Iterator[Any]:
-    """Yield batches whose copies were launched one step earlier, on a stream of their own: a prefetcher around the watched loader."""
+    """Yield batches copied one step earlier, on a stream of their own: a prefetcher around the watched loader."""
     device = torch.get_device_module(lab.device.target)
     stream, ready = device.Stream(), None
     for batch in batches:
@@ -384,7 +387,7 @@ def optimizer_in_backward(lab: Lab) -> None:
 
 
 def real_network(lab: Lab) -> None:
-    """Nothing is simulated but time: each operation of a real forward and backward pass and a real AdamW takes 0.1 ms."""
+    """Nothing is simulated but time: each operation of a real forward and backward pass and AdamW takes 0.1 ms."""
     layers = torch.nn.Linear(8, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 4)
     model = torch.nn.Sequential(*layers).to(lab.device.target)
     scaler = torch.amp.GradScaler(lab.device.target)

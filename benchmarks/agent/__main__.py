@@ -1,9 +1,10 @@
-"""What the agent costs, compared with node_exporter on the same machine in the same minutes; written into docs/evidence/agent.md.
+"""What the agent costs, next to node_exporter on the same machine in the same minutes; goes to docs/evidence/agent.md.
 
     python -m benchmarks.agent [--only node|otlp|full|ingest|history|flood] [--seconds 60] [--flood-seconds 120]
 
-CPU is user and system time of the process, as a share of one core; memory is its resident size. The GPUs are a scripted NVML
-(tests/nvml), whose own time is part of the agent's. Ranks are real processes, and one process speaks for all of their hooks.
+CPU is user and system time of the process, as a share of one core; memory is its resident size. The GPUs are a
+scripted NVML (tests/nvml), whose own time is part of the agent's. Ranks are real processes, and one process speaks for
+all of their hooks.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def node_part(directory: Path, seconds: int) -> list[str]:
 def compare(pid: int, url: str, share: float, other: int, other_url: str, seconds: int) -> list[str]:
     """Scrape both in turns, each time a new sample of the agent's; return medians and CPU a scrape.
 
-    The agent answers in its main thread, which does nothing else: a scrape's CPU is what that takes beyond `share`, its cost without scrapes.
+    The agent answers in its main thread, which does nothing else: a scrape's CPU is what that takes beyond `share`, its
+    cost without scrapes.
     """
     times: dict[str, list[float]] = {url: [], other_url: []}
     begin_s, own, others = time.monotonic(), main_thread_cpu_s(pid), cpu_s(other)

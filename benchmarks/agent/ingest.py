@@ -1,4 +1,4 @@
-"""How many step records a core takes in: received, accounted, stored. Each stage measured apart, in CPU time of this process."""
+"""How many step records a core takes in: received, accounted, stored. Each stage is measured apart, in CPU time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def frames(batch: int, count: int) -> list[bytes]:
 
 
 def stages(batch: int, count: int, directory: Path) -> tuple[float, float, float]:
-    """Return the CPU seconds of each stage for `count` messages of `batch` steps. Raises: AssertionError for a step lost."""
+    """Return each stage's CPU seconds for `count` messages of `batch` steps. Raises: AssertionError for a lost step."""
     sent = frames(batch, count)
     seconds = count_up(0.0)  # each message comes a second later: within a process's quota
     receiver, book = Receiver(NoSocket(), lambda: next(seconds)), RunRegistry("boot")  # type: ignore[arg-type]

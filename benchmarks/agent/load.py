@@ -1,6 +1,7 @@
 """Ranks that send what a hook sends at a fixed rate, without training: each a process with worker processes of its own.
 
-python -m benchmarks.agent.load ENDPOINT RANKS STEPS_PER_S WORKERS SECONDS: prints the ranks' pids, and at the end what was sent.
+python -m benchmarks.agent.load ENDPOINT RANKS STEPS_PER_S WORKERS SECONDS: prints the ranks' pids, and at the end what
+was sent.
 """
 
 from __future__ import annotations
@@ -121,7 +122,10 @@ def sleepers(count: int) -> Iterator[list[int]]:
 def send(
     endpoint: str, rank: int, rate: float, workers: int, seconds: float, begin: float, done: Queue[tuple[int, int]]
 ) -> None:
-    """Be one rank: send twice a second from this process, which the agent verifies, and put (steps, refused messages) in the end."""
+    """Be one rank: send twice a second from this process, which the agent verifies.
+
+    Put (steps, refused messages) into `done` at the end.
+    """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # so that the workers end with it
     with sleepers(workers) as pids:
         identity = identify()

@@ -1,4 +1,4 @@
-"""What pushing by OTLP costs: CPU a push and resident memory, of the node of 8 GPUs and 8 ranks; a part of `python -m benchmarks.agent`."""
+"""What pushing by OTLP costs on a node of 8 GPUs and 8 ranks: CPU and resident memory; part of `benchmarks.agent`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SETTLE_S = 60
 
 
 def otlp_part(directory: Path) -> list[str]:
-    """The resident size of two agents, with and without; then each push of one's page in this process, by its threads' CPU time."""
+    """The resident size of two agents, with and without; then each push of a page here, by its threads' CPU time."""
     memory_mb: dict[bool, float] = {}
     with otlp_collector() as collector:
         for is_on in (False, True):
@@ -68,7 +68,7 @@ def _push(url: str, samples: list[Sample]) -> float:
 
 
 def _cpu_ms() -> float:
-    """Return the CPU time of this thread and of the one that makes the requests. Source: /proc/PID/task/TID/schedstat."""
+    """Return the CPU time of this thread and of the one that makes requests. Source: /proc/PID/task/TID/schedstat."""
     own = [
         threading.get_native_id(),
         *(t.native_id for t in threading.enumerate() if t.name == "gpuwatch-OTLP collector"),

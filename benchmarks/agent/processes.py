@@ -1,4 +1,4 @@
-"""The processes that the agent's benchmark measures, and how: CPU time and resident size from /proc, scrapes over HTTP."""
+"""The processes that the agent's benchmark measures: CPU time and resident size from /proc, scrapes over HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cpu_s(pid: int) -> float:
 
 
 def main_thread_cpu_s(pid: int) -> float:
-    """Return the time that a process's main thread was on a CPU, in seconds, to the ns. Source: /proc/PID/task/TID/schedstat."""
+    """Return a process's main thread's time on a CPU, in seconds, to the ns. Source: /proc/PID/task/TID/schedstat."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 

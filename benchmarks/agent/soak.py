@@ -1,9 +1,10 @@
-"""An hour of an agent while runs come and go, at 64 ranks × 100 steps/s: what it keeps must not grow. Written into docs/evidence/agent.md.
+"""An hour of an agent while runs come and go, 64 ranks × 100 steps/s: it must not grow. Goes to docs/evidence/agent.md.
 
     python -m benchmarks.agent.soak [--minutes 60]
 
-Eight jobs of eight ranks. Each lasts one to four minutes, ends with a good-bye or without a word, and another run follows it. The history may
-take 0.2 GiB, so that its oldest part is deleted all the time. A process sends for the ranks of its run, and waits when the agent is slow.
+Eight jobs of eight ranks. Each lasts one to four minutes, ends with a good-bye or without a word, and another run
+follows it. The history may take 0.2 GiB, so that its oldest part is deleted all the time. A process sends for the ranks
+of its run, and waits when the agent is slow.
 """
 
 from __future__ import annotations

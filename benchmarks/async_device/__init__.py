@@ -2,14 +2,15 @@
 
     from benchmarks import async_device
 
-    async_device.load()                    # builds device.cpp with the system's C++ compiler at first (15 s), then takes it from a cache
-    model.to("asyncdev")                   # tensors, autograd, optimizers, DataLoader, torch.accelerator, streams and events
+    async_device.load()                    # builds device.cpp with the system's C++ compiler once (15 s): then cached
+    model.to("asyncdev")                   # tensors, autograd, optimizers, loaders, torch.accelerator, streams, events
     async_device.launch(0.010)             # 10 ms of work on the current stream: returns at once
     async_device.settings(op_s=1e-5, to_device_s=0.004)    # what each operation, and each copy from the host, takes
     async_device.fail("query", nth=3)      # the third query of a timing event from here on raises RuntimeError
     async_device.idle_ns(since_ns)         # the truth: for how long the device had nothing to do
 
-Once loaded, this module is `torch.asyncdev`. Results are computed by CPU kernels before an operation returns; only the time is asynchronous.
+Once loaded, this module is `torch.asyncdev`. Results are computed by CPU kernels before an operation returns; only the
+time is asynchronous.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _cache() -> Path:
 
 
 def launch(seconds: float, kind: str | None = None) -> None:
-    """Add work to the current stream that takes so long, and return at once. Raises: RuntimeError by `fail("launch")`."""
+    """Add work of that many seconds to the current stream; return at once. Raises: RuntimeError by `fail("launch")`."""
     number = _library.asyncdev_get(SETTINGS.index("kind")) if kind is None else _number(kind)
     if _library.asyncdev_launch(round(seconds * 1e9), number):
         raise RuntimeError("asyncdev: injected error in launch")
@@ -166,7 +167,8 @@ def launch(seconds: float, kind: str | None = None) -> None:
 def settings(**values: float) -> None:
     """Set what takes how long: `op_s`, `to_device_s`, `from_device_s` seconds for each operation or copy.
 
-    `event_delay_s`: timing events complete so much later, never for a negative one. `capturing`: 1 while a graph is captured.
+    `event_delay_s`: timing events complete so much later, never if it is negative. `capturing`: 1 while a graph is
+    captured.
     """
     for name, value in values.items():
         number = round(value * 1e9) if name.endswith("_s") else int(value)
@@ -197,7 +199,8 @@ def _number(kind: str) -> int:
 def fail(call: str, nth: int = 1, times: int = 1) -> None:
     """Let the nth next call of this kind (one of `CALLS`) raise RuntimeError, and `times` in all: -1 for ever, 0 none.
 
-    Of events only those with timing are counted and fail: what torch itself records for autograd and `wait_stream` has none.
+    Of events only those with timing are counted and fail: what torch itself records for autograd and `wait_stream` has
+    none.
     """
     _library.asyncdev_fail(CALLS.index(call), nth, times)
 
@@ -252,7 +255,7 @@ def flattened(spans: Iterable[Span]) -> list[Span]:
 
 
 def busy_ns(since_ns: int, until_ns: int | None = None, stream: int = -1, device: int = 0) -> int:
-    """Return for how many ns a stream (-1: any of them) worked between two moments of CLOCK_MONOTONIC; until now for None."""
+    """Return for how many ns a stream (-1: any) worked between two moments of CLOCK_MONOTONIC; until now for None."""
     end = time.monotonic_ns() if until_ns is None else until_ns
     worked = flattened(stream_spans(stream, device))
     return sum(max(0, min(high, end) - max(low, since_ns)) for low, high, _ in worked)
@@ -268,7 +271,10 @@ def idle_ns(since_ns: int, until_ns: int | None = None, stream: int = -1, device
 
 
 class Event(torch.Event):
-    """An event of this device, in Python as `torch.cuda.Event`. To measure times, use `torch.Event`: that takes no derived class for the other one."""
+    """An event of this device, in Python as `torch.cuda.Event`.
+
+    To measure times, use `torch.Event`: that takes no derived class for the other one.
+    """
 
     def __new__(cls, enable_timing: bool = False) -> Event:
         return super().__new__(cls, device=NAME, enable_timing=enable_timing)

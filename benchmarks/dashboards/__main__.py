@@ -1,9 +1,9 @@
-"""What the pages cost: server CPU of a refresh, ten viewers, time to first content, a hidden tab, a run of a million steps, a fleet.
+"""What the pages cost: CPU of a refresh, ten viewers, first content, a hidden tab, a run of a million steps, a fleet.
 
     python -m benchmarks.dashboards [--seconds 30] [--no-browser] [--fleet 1000]
 
-The agent is the tests' fake one: eight GPUs, an hour of history, answers in a millisecond or two, in this process; a million steps it
-reads from a real history file, as the real one does. The page's process is measured alone, by /proc.
+The agent is the tests' fake one: eight GPUs, an hour of history, answers in a millisecond or two, in this process; a
+million steps it reads from a real history file, as the real one does. The page's process is measured alone, by /proc.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def pages(seconds: float, browser: bool) -> None:
 
 
 def a_week_of_a_fleet(nodes: int, browser: bool) -> None:
-    """Print what the page "Fleet" costs with a Prometheus that holds a recorded week of 50 users, 300 jobs and so many nodes."""
+    """Print what the page "Fleet" costs with a Prometheus that holds a week of 50 users, 300 jobs and so many nodes."""
     chance = random.Random(1)
     shares = [
         Share(

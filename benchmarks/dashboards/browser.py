@@ -1,4 +1,4 @@
-"""What the pages cost a headless Chromium without a GPU: time to first content, a refresh, a hidden tab, a run of a million steps."""
+"""What the pages cost a headless Chromium without a GPU: first content, a refresh, a hidden tab, a million steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ HIDE = "Object.defineProperty(document, 'hidden', {get: () => true}); document.d
 def opened(new_page: Callable[[], Any], url: str, *selectors: str) -> tuple[Any, list[float]]:
     """Return the page and the seconds until each of the selectors was there.
 
-    Once more where the machine's network changed meanwhile (a container came or went): Chromium then drops what it was loading.
+    Once more where the machine's network changed meanwhile (a container came or went): Chromium then drops what it was
+    loading.
     """
     from playwright.sync_api import TimeoutError as NotYet
 
@@ -43,7 +44,7 @@ def opened(new_page: Callable[[], Any], url: str, *selectors: str) -> tuple[Any,
 
 
 def in_the_browser(url: str, seconds: float) -> None:
-    """Print times to first content, what a refresh costs the browser's main thread, and what a hidden tab costs the server."""
+    """Print times to first content, a refresh's cost for the browser's main thread, a hidden tab's for the server."""
     with chromium() as browser:
         charts = (".gw-sentence", ".st-key-panel-ledger canvas", ".st-key-panel-disk canvas")
         for name in ("cold", "cold again", "warm", "warm again"):

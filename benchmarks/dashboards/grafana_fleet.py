@@ -2,8 +2,9 @@
 
     python -m benchmarks.dashboards.grafana_fleet [--nodes 1000] [--hours 24]
 
-The store is written by promtool (tests/integration/recorded_fleet.py), with the levels' series at the rules' five minutes. What has a
-series for each GPU (the table of the worst ones) or needs a scrape is not in such a store, and is left out by name.
+The store is written by promtool (tests/integration/recorded_fleet.py), with the levels' series at the rules' five
+minutes. What has a series for each GPU (the table of the worst ones) or needs a scrape is not in such a store, and is
+left out by name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The pictures in docs/images: `python -m benchmarks.dashboards.pictures`, about eight minutes. Look at them before you commit them.
+"""The pictures in docs/images: `python -m benchmarks.dashboards.pictures`, about eight minutes. Look before you commit.
 
-The pages are the real ones in the real Chromium; the agent is the tests' fake one, with eight GPUs and an hour of history, and for
-Fleet a real Prometheus that holds a recorded day of a made-up fleet. Each page is taken at 1,440 px and at 390 px, light and dark.
-`demo` is the page of a real `gpuwatch demo`, `report` a report and a comparison of two real runs of `PROGRAM` under a real agent.
+The pages are the real ones in the real Chromium; the agent is the tests' fake one, with eight GPUs and an hour of
+history, and for Fleet a real Prometheus that holds a recorded day of a made-up fleet. Each page is taken at 1,440 px
+and at 390 px, light and dark. `demo` is the page of a real `gpuwatch demo`, `report` a report and a comparison of two
+real runs of `PROGRAM` under a real agent.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ with gpuwatch.Watch(quiet=True) as watch:
         with watch.phase("checkpoint"):
             time.sleep(1.5)
 """
-"""Photos that take 6 to 10 ms each to arrive, a 45 ms step, an evaluation and a checkpoint after each pass: docs/guides/report.md."""
+"""Photos that take 6 to 10 ms each to arrive, a 45 ms step, an evaluation and a checkpoint after each pass.
+
+For docs/guides/report.md.
+"""
 
 
 class Lively(MadeUpSteps):
@@ -157,7 +161,10 @@ class Node(FakeAgent):
 
 
 def an_agent() -> FakeAgent:
-    """Return a running agent of a node with a run in its second hour, and of two that ended before, the second one's loader with workers."""
+    """Return a running agent of a node with a run in its second hour, and two that ended before.
+
+    The second one's loader has workers.
+    """
     agent = Node(gpus=True)
     running = a_run(age_s=3700.0)
     before = _ended("before", "resnet50-a", 9000.0, BEFORE)

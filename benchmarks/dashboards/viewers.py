@@ -1,4 +1,7 @@
-"""Viewers of the pages without a browser: they speak Streamlit's own protocol over its websocket, so that ten of them leave the cores to the server."""
+"""Viewers of the pages without a browser: they speak Streamlit's own protocol over its websocket.
+
+So ten of them leave the cores to the server.
+"""
 
 from __future__ import annotations
 

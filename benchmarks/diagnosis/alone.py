@@ -1,7 +1,8 @@
-"""A /proc in which a program is alone on a node of 16 cores, so that causes of free cores can be shown on a small or busy machine.
+"""A /proc in which a program is alone on a node of 16 cores: causes of free cores, shown on a small or busy machine.
 
-What the program's own processes do is real and read where it lies. Of the node, the CPU time is made up: the program's processes get a core
-whenever they are ready to run (their CPU time and their time in the queue for one), everything else is idle, and no task waits for a core.
+What the program's own processes do is real and read where it lies. Of the node, the CPU time is made up: the program's
+processes get a core whenever they are ready to run (their CPU time and their time in the queue for one), everything
+else is idle, and no task waits for a core.
 """
 
 from __future__ import annotations

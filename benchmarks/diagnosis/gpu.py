@@ -1,4 +1,4 @@
-"""A GPU without one: a device that is only time, and a driver (a fake NVML) whose readings follow from what that device did."""
+"""A GPU without one: a device that is only time, and a driver (a fake NVML) whose readings follow what it did."""
 
 from __future__ import annotations
 

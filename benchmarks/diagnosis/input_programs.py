@@ -1,4 +1,4 @@
-"""Trainings whose loader is too slow: real DataLoaders. The device's step is a sleep, as a thread sleeps that waits for a device."""
+"""Trainings whose loader is too slow: real DataLoaders. The device's step is a sleep, like a thread's that waits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _FILE_MIB, _READ_MIB = 256, 32
 
 
 def disk(clock: Clock) -> None:
-    """Workers read past the page cache, from a file of random bytes on the disk that holds the temporary folder's parent."""
+    """Workers read past the page cache, from a file of random bytes on the disk that holds the temporary folder."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("GPUWATCH_BENCHMARK_DISK", "/var/tmp")) as folder:
         path = Path(folder) / "records"
         with path.open("wb") as file:

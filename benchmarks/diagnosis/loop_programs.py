@@ -1,4 +1,4 @@
-"""Trainings whose loop loses the time: pauses between passes, evaluation, checkpoints, a loader that stops, ranks that wait."""
+"""Trainings whose loop loses time: pauses between passes, evaluation, checkpoints, a stalling loader, waiting ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program of the diagnosis benchmark is, and what its programs share: a clock that ends them, work of a known cost."""
+"""A program of the diagnosis benchmark, and what all of them share: a clock that ends them, work of a known cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Program:
     also: tuple[str, ...] = ()
     """What may be reported besides the causes, because it is true as well."""
     node: str = "real"
-    """"alone": what the agent sees of the node's CPUs is a node of 16 cores on which nothing else runs (see `alone`)."""
+    """If "alone", the node whose CPUs the agent sees has 16 cores, on which nothing else runs (see `alone`)."""
     gpu: bool = False
     """The node has a GPU: a fake NVML, whose readings the program's own fake device makes."""
     cuda: bool = False

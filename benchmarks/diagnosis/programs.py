@@ -1,4 +1,4 @@
-"""All programs of the diagnosis benchmark. `python -m benchmarks.diagnosis.programs NUMBER STRETCH` runs one of them in this process."""
+"""The programs of the diagnosis benchmark. `python -m benchmarks.diagnosis.programs NUMBER STRETCH` runs one, here."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .mixed_programs import MIXED
 from .program import Clock, Program
 
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
-"""Environment variable, 1: programs that hardly compute are scheduled first (SCHED_FIFO, which root may), so that what others do on the machine does
-not make a healthy one ill."""
+"""Environment variable, 1: programs that hardly compute are scheduled first (SCHED_FIFO, which root may), so that what
+others do on the machine does not make a healthy one ill."""
 PROGRAMS: tuple[Program, ...] = (*INPUT, *LOOP, *GPU, *HEALTHY_LOOPS, *HEALTHY_GPU, *MIXED, *CUDA)
 
 
@@ -32,7 +32,7 @@ def warm_up() -> None:
 
 
 def run(number: int, stretch: float) -> None:
-    """Run one program, `stretch` times as long as it usually takes; its last line on stdout is what the hook alone found, as JSON."""
+    """Run one program, `stretch` times as long as usual; its last line on stdout: what the hook alone found (JSON)."""
     program = PROGRAMS[number]
     watches = []
     warm_up()

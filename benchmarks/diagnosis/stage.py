@@ -1,4 +1,4 @@
-"""Run one program with its own agent, and record what is reported: every second by the agent, at the end by the hook."""
+"""Run one program with its own agent, and record reports: every second by the agent, at the end by the hook."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Outcome:
     agent: list[dict[str, Any]] = field(default_factory=list)
     """Active in the agent's last answer while the program ran."""
     ever: dict[str, float] = field(default_factory=dict)
-    """Seconds after the program's start at which each cause was first active in the agent; alarms only, but for a true cause."""
+    """Seconds after the start at which each cause was first active in the agent; alarms only, but for a true cause."""
     hook: list[dict[str, Any]] = field(default_factory=list)
     """In the hook's own report at the end."""
     skipped: str | None = None
@@ -138,7 +138,7 @@ def _watch(url: str, processes: list[subprocess.Popen[bytes]], begin: float, out
 
 
 def _once(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the findings of all ranks and GPUs, each cause once, in the order of severity and share: roots before consequences."""
+    """Return the findings of all ranks and GPUs, each cause once, by severity and share: roots before consequences."""
     severities = ("critical", "warning", "info")
     ordered = sorted(found, key=lambda f: (f["root"] is not None, severities.index(f["severity"]), -f["ratio"]))
     return list({finding["cause"]: finding for finding in reversed(ordered)}.values())[::-1]

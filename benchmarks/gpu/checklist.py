@@ -3,8 +3,9 @@
     pip install -e .            # with a torch that has your GPU
     python -m benchmarks.gpu.checklist
 
-What it does: the accuracy scenarios with events around each launch as the truth, the cost of each event call, and the time that a watched
-loop adds to a step. Exit status: 0 when all rows hold, 1 when one does not, 2 without a device. docs/evidence/gpu-checklist.md says how to read it.
+What it does: the accuracy scenarios with events around each launch as the truth, the cost of each event call, and the
+time that a watched loop adds to a step. Exit status: 0 when all rows hold, 1 when one does not, 2 without a device.
+docs/evidence/gpu-checklist.md says how to read it.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def _timed_us(call: Callable[[], Any]) -> float:
 
 
 def print_step(device: str) -> None:
-    """Print what the hook itself says that it takes of a step, and what a watched loop adds to a bare one's median step."""
+    """Print what the hook says that it takes of a step, and what a watched loop adds to a bare one's median step."""
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     batches = [(torch.randn(256, 512), torch.randn(256, 512)) for _ in range(8)]

@@ -1,11 +1,12 @@
-"""Train real networks on a GPU under torch.profiler, and compare gpuwatch's states with the profiler's kernels and copies.
+"""Train real networks on a GPU under torch.profiler; compare gpuwatch's states with the profiler's kernels and copies.
 
     pip install -e . torchvision
     python -m benchmarks.gpu.models [--only NAME,NAME] [--traces FOLDER] > models.md
 
-The truth of a run is the arithmetic of `benchmarks/recorded/trace.py` on the profiler's timeline: none of it is gpuwatch's. `--traces` keeps each
-timeline in the format of tests/fixtures/traces, for `benchmarks.recorded`. A profiled step is slower than a bare one, for both alike.
-Exit status: 0 when all states are within 2 points, 1 when one is not, 2 without a GPU.
+The truth of a run is the arithmetic of `benchmarks/recorded/trace.py` on the profiler's timeline: none of it is
+gpuwatch's. `--traces` keeps each timeline in the format of tests/fixtures/traces, for `benchmarks.recorded`. A profiled
+step is slower than a bare one, for both alike. Exit status: 0 when all states are within 2 points, 1 when one is not, 2
+without a GPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What gpuwatch adds to a training step, compared with what others add, in one run. Written to docs/evidence/overhead.md by `--write`.
+"""What gpuwatch adds to a training step, and what others add, in one run. `--write` writes docs/evidence/overhead.md.
 
     python -m benchmarks.overhead [--only KEY] [--million] [--write]
 
-Each variant has a process of its own, in which blocks of bare and of measured steps take turns: added µs are the median, over blocks, of the
-block's median step less that of the bare blocks before and after it. Peers that are not installed are left out and named.
+Each variant has a process of its own, in which blocks of bare and of measured steps take turns: added µs are the
+median, over blocks, of the block's median step less that of the bare blocks before and after it. Peers that are not
+installed are left out and named.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m benchmarks.overhead.cost [--blocks 60] [--steps 300]
 
-Bare and watched loops take turns in one process, block by block, so that a slow minute of the machine falls on both. Each
-block gives the median of its steps; the cost of a variant is the median over blocks of its difference to the bare blocks
-before and after it. No agent listens; the hook's background thread runs all the time, in the bare blocks too.
+Bare and watched loops take turns in one process, block by block, so that a slow minute of the machine falls on both.
+Each block gives the median of its steps; the cost of a variant is the median over blocks of its difference to the bare
+blocks before and after it. No agent listens; the hook's background thread runs all the time, in the bare blocks too.
 """
 
 from __future__ import annotations

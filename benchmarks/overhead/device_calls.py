@@ -3,11 +3,12 @@
     make test-cuda-runtime                                       # once: sets up .venv-cuda
     .venv-cuda/bin/python -m benchmarks.overhead.device_calls [--json]
 
-torch is its own CUDA build on a simulated runtime (tests/cuda_runtime), which counts each call. A step is two copies from pinned
-memory, work on the device and an optimizer's step. A bare loop's counts are taken from a watched loop's, so what is left is gpuwatch's.
-Counts are of the runtime's own functions: one `Event.record` is a capture check and a record. More steps are measured where they vary, as
-they do on a busy machine. gpuwatch measures fewer steps by the device where that takes more than its budget of the step's time, so each
-regime is counted twice: with every step measured (`budget=1`), and with the default budget, where `measured` depends on this machine.
+torch is its own CUDA build on a simulated runtime (tests/cuda_runtime), which counts each call. A step is two copies
+from pinned memory, work on the device and an optimizer's step. A bare loop's counts are taken from a watched loop's, so
+what is left is gpuwatch's. Counts are of the runtime's own functions: one `Event.record` is a capture check and a
+record. More steps are measured where they vary, as they do on a busy machine. gpuwatch measures fewer steps by the
+device where that takes more than its budget of the step's time, so each regime is counted twice: with every step
+measured (`budget=1`), and with the default budget, where `measured` depends on this machine.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ COST_US = {
     "elapsed": (3.7, 3.7, 3.7),
     "capture check": (0.5, 0.75, 1.0),
 }
-"""Host time of a call in µs as measured on real GPUs: low, middle, high. What is not here (`cudaGetDevice`) reads a variable of the thread."""
+"""Host time of a call in µs as measured on real GPUs: low, middle, high. What is not here (`cudaGetDevice`) reads a
+variable of the thread."""
 LEVELS = ("low", "middle", "high")
 _WARM_UP = 40
 """Steps before counting begins."""
@@ -120,7 +122,7 @@ def _train(runtime: Runtime, regime: Regime, batches: Iterable[tuple[Any, ...]])
 
 
 def added_calls(runtime: Runtime, regime: Regime, steps: int = 200, budget: float | None = 1.0) -> Calls:
-    """Return what gpuwatch adds to a loop of this regime, with this share of the step's time as its budget; None: the default."""
+    """Return what gpuwatch adds to a loop of this regime, with this share of step time as budget; None: the default."""
     torch.cuda.init()
     _train(runtime, regime, _Batches(runtime, regime, steps))
     bare, bare_synchronising = runtime.calls(), runtime.synchronising_calls

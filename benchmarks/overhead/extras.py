@@ -1,4 +1,4 @@
-"""What is not a time per step: memory, bytes on the wire, steps that never arrive. Each is run in a process of its own."""
+"""What is not a time per step: memory, bytes on the wire, lost steps. Each is run in a process of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def paced(count: int, every_ns: int) -> Iterator[int]:
 
 
 def memory() -> dict[str, float]:
-    """MB that the hook adds to a process that has pyzmq, with a socket open, and msgspec: after 30,000 steps at 10,000 a second."""
+    """MB the hook adds to a process with pyzmq, a socket open, and msgspec: after 30,000 steps at 10,000 a second."""
     import msgspec  # noqa: F401
     import zmq
 

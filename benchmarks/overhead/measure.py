@@ -1,4 +1,4 @@
-"""Measure one variant in this process: blocks of bare and measured steps take turns, so that a slow moment of the machine falls on both."""
+"""Measure one variant in this process: blocks of bare and measured steps take turns, so a slow moment falls on both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Block:
     whole: list[float]
     """From the begin of each step's work to the begin of the next one's."""
     between: float
-    """Median time from the end of a step's work to the begin of the next one's: what loader, loop and hook take on this thread."""
+    """Median time from the end of a step's work to the next one's begin: what loader, loop and hook take here."""
 
 
 def _block(loop: Loop, count: int) -> Block:
@@ -91,7 +91,10 @@ def measure(variant: Variant) -> Cost:
 
 
 def _other_threads(loop: Loop, steps: int, seconds: float = 3.0) -> tuple[float, int]:
-    """Return the CPU time a step that threads other than the training thread take, in µs, over some turns of theirs; and the steps."""
+    """Return the CPU time a step that threads other than the training thread take, in µs; and the steps.
+
+    It is measured over some turns of theirs.
+    """
     began, count = time.monotonic(), 0
     cpu = time.process_time_ns() - time.thread_time_ns()
     while time.monotonic() - began < seconds:

@@ -14,7 +14,7 @@ from benchmarks.overhead.variants import VARIANTS, Variant
 Costs = Mapping[str, dict[str, Any] | str]
 
 PROFILER_US = 26.8
-"""What torch.profiler added to a step where the targets of 2 and 5 µs were set: by it they are compared on machines of other speeds."""
+"""What torch.profiler added to a step where the 2 and 5 µs targets were set: the scale for machines of other speeds."""
 
 
 def row(variant: Variant, cost: dict[str, Any] | str, unit_us: float | None) -> str:
@@ -88,7 +88,7 @@ def targets(costs: Costs, extras: Mapping[str, Any]) -> list[str]:
 
 
 def page(costs: Costs, extras: Mapping[str, Any], on_a_gpu: str, notes: str) -> str:
-    """Return docs/evidence/overhead.md; `on_a_gpu`, which another command measures, and `notes` on the table are sections written by hand."""
+    """Return docs/evidence/overhead.md; `on_a_gpu` (another command's) and `notes` on the table are written by hand."""
     ours = costs.get("whole_host_timeline")
     unit = ours["added_us"] if isinstance(ours, dict) else None
     bares = sorted(cost["bare_us"] for cost in costs.values() if isinstance(cost, dict) and cost["bare_us"] < 1000)

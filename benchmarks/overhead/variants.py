@@ -1,7 +1,8 @@
 """Loops over one small torch step, bare and measured by somebody: what `python -m benchmarks.overhead` compares.
 
-Every loop takes a number of steps and returns when the work of each step began and ended, in ns. A pair's two loops differ by the measuring alone: what is added
-by a Lightning profiler is distinguished from Lightning's own loop, not from a bare one.
+Every loop takes a number of steps and returns when the work of each step began and ended, in ns. A pair's two loops
+differ by the measuring alone: what is added by a Lightning profiler is distinguished from Lightning's own loop, not
+from a bare one.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Work:
         return (batch for _ in range(count))
 
     def loop(self, watch: Watch | None = None, copies: bool = False) -> Loop:
-        """Return the usual loop, watched or bare. `copies`: the body moves its two tensors to a device (one without memory)."""
+        """Return the usual loop, watched or bare. `copies`: it moves two tensors to a device (one without memory)."""
 
         def loop(count: int) -> Times:
             times: Times = []
@@ -128,7 +129,10 @@ def with_an_agent() -> Pair:
 
 
 def breakdown() -> Pair:
-    """The host timeline with compute by section. Its Watch is open in the measured blocks alone, as what it replaces stays until it is closed."""
+    """The host timeline with compute by section.
+
+    Its Watch is open in the measured blocks alone, as what it replaces stays until it is closed.
+    """
     work = Work()
 
     def measured(count: int) -> Times:
@@ -344,7 +348,7 @@ def lightning_device_stats() -> Pair:
 
 
 def lightning_gpuwatch() -> Pair:
-    """With a Watch for each `fit`, as what it adds to steps without a loader, and replaces, stays until it is closed."""
+    """With a Watch for each `fit`: what it adds to steps without a loader, and replaces, stays until it is closed."""
     from gpuwatch.integrations.lightning import GpuWatchCallback
 
     work = Work()

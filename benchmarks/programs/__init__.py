@@ -1,4 +1,4 @@
-"""Small trainings in the style of public ones, each with its truth and a clock of its own: does gpuwatch say the right thing of it?"""
+"""Small trainings in the style of public ones, each with its truth and an own clock: is gpuwatch right about it?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _BLOB = zlib.compress(bytes(range(256)) * 64, 1)
 
 
 class Clock:
-    """A program's own measurement, which knows nothing of gpuwatch: `begin` before each pass, `got` with each batch in hand, `done` after its step."""
+    """A program's own measurement, which knows nothing of gpuwatch.
+
+    `begin` is called before each pass, `got` with each batch in hand, `done` after its step.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -26,7 +29,10 @@ class Clock:
 
     @property
     def over(self) -> bool:
-        """Whether its time is over, which begins with the second step, as the first one imports much of torch; without steps with the first question."""
+        """Whether its time is over.
+
+        It begins with the second step, as the first one imports much of torch; without steps with the first question.
+        """
         if self._started is None and not self.begun:
             self._started = time.perf_counter()
         return self._started is not None and time.perf_counter() - self._started > self.seconds

@@ -1,4 +1,4 @@
-"""Does gpuwatch say the right thing of programs like those that people have? Each in a process of its own, one after the other.
+"""Does gpuwatch say the right thing of programs like those that people have? Each in its own process, one by one.
 
     python -m benchmarks.programs                    # all of them, about 15 minutes on two cores; a line for each
     python -m benchmarks.programs vae sweep          # some
@@ -7,10 +7,11 @@
     python -m benchmarks.programs --write            # its page of the documentation
     python -m benchmarks.programs --write vae sweep  # the page's last section, of these alone
 
-A program is right when the first cause named (severity warning or worse) is one that its label accepts, and, where the label has a pattern, when
-the words match it; a healthy one, when no cause is named. Its own clock says for how long it waited for data. Where a number of workers is
-advised, the program is trained six times more, in turn as it is and with that number, without gpuwatch: what the median of the latter achieves
-over that of the former is compared with the predicted range.
+A program is right when the first cause named (severity warning or worse) is one that its label accepts, and, where the
+label has a pattern, when the words match it; a healthy one, when no cause is named. Its own clock says for how long it
+waited for data. Where a number of workers is advised, the program is trained six times more, in turn as it is and with
+that number, without gpuwatch: what the median of the latter achieves over that of the former is compared with the
+predicted range.
 
 Exit status: 0 when 95% are right and 90% of the predictions hold, else 1.
 """
@@ -43,21 +44,24 @@ from benchmarks.turns import AT_ONCE
 PAGE = ROOT / "docs" / "evidence" / "programs.md"
 RIGHT, HELD = 0.95, 0.90
 TURNS = 3
-"""How often a program is trained with and without the advice, in turn: cores of a virtual machine are faster and slower by a third within seconds."""
+"""How often a program is trained with and without the advice, in turn: cores of a virtual machine are faster and slower
+by a third within seconds."""
 SAMPLES_PER_S = 9
 """Of the training thread's place, in the first two minutes of a run."""
 NOISE = 0.05
-"""How far outside of its range an achieved gain may be: two trainings of the same program differ by that much on a machine that others use."""
+"""How far outside of its range an achieved gain may be: two trainings of the same program differ by that much on a
+machine that others use."""
 NICE = "GPUWATCH_BENCHMARK_NICE"
-"""Environment variable: the programs' nice value, such as -5 (which root may set), for a machine that others use too."""
+"""Environment variable: the programs' nice value, such as -5 (which root may set), for a machine others use too."""
 _STARVED = (0.10, 0.20)
-"""Below the first share of waiting by its own clock nothing is to be named, from the second on something is; between them either is right."""
+"""Below the first share of waiting by its own clock nothing is to be named, from the second on something is; between
+them either is right."""
 _STARVES = ("input_single_process", "input_cpu", "input_cpu_saturated", "epoch_start_pause")
 _ABSURD = re.compile(r"e\+\d|num_workers(?:=| \d+ → )(\d{3,})")
 
 
 def run(program: Program, *, watched: bool, used: int | None = None) -> dict[str, Any]:
-    """Run a program in a process of its own; return what its clock and the hook measured, and the words in its terminal."""
+    """Run a program in a process of its own; return what its clock and the hook measured, and its terminal's words."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "agent", ROOT / "dashboards")))}
     env |= {"GPUWATCH_ENDPOINT": "ipc:///tmp/gpuwatch-programs-no-agent.sock", "PROGRAM_PORT": str(_PORT[0])}
     for name in ("GPUWATCH_RUN", "PROGRAM_WORKERS"):

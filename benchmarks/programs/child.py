@@ -1,4 +1,7 @@
-"""`python -m benchmarks.programs.child NAME SECONDS`: run one program in this process. Its last line on stdout is what its clock and the hook measured, as JSON."""
+"""`python -m benchmarks.programs.child NAME SECONDS`: run one program in this process.
+
+Its last line on stdout is what its clock and the hook measured, as JSON.
+"""
 
 from __future__ import annotations
 

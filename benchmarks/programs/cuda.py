@@ -1,4 +1,7 @@
-"""Programs for a GPU: `python -m benchmarks.programs --cuda`. Their shares are compared with the profiler's in `benchmarks/gpu/models.py`, only their causes here."""
+"""Programs for a GPU: `python -m benchmarks.programs --cuda`.
+
+Their shares are compared with the profiler's in `benchmarks/gpu/models.py`, only their causes here.
+"""
 
 from __future__ import annotations
 

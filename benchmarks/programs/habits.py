@@ -1,4 +1,4 @@
-"""Habits of public training scripts: closures, teachers, averaged weights, folds, caches, pools, loaders that are made again and again."""
+"""Habits of public training scripts: closures, teachers, averaged weights, folds, caches, pools, recreated loaders."""
 
 from __future__ import annotations
 

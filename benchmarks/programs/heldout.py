@@ -1,4 +1,7 @@
-"""Programs written in one go, as somebody else would, with their labels, before gpuwatch saw any of them: other habits than those of the first ninety."""
+"""Programs written in one go, as somebody else would, with their labels, before gpuwatch saw any of them.
+
+They have other habits than the first ninety.
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,10 @@ def train_pass(clock: Clock, loader: Any, step: Callable[..., Any]) -> None:
 
 
 def train_without_loader(clock: Clock, batches: Iterable[Any], model: nn.Module) -> None:
-    """Train on batches of no loader until the time is over; the clock reads what gpuwatch speaks of then, from the optimizer to the forward pass."""
+    """Train on batches of no loader until the time is over.
+
+    The clock reads what gpuwatch speaks of then: from the optimizer to the forward pass.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     clock.begin()
     for x, y in batches:
@@ -140,7 +143,7 @@ def remote(i: int) -> Any:
     return image(i, wait_s=0.003)
 
 
-# decoding ---------------------------------------------------------------------------------------------------------------
+# decoding -------------------------------------------------------------------------------------------------------------
 
 
 @program("input_single_process")
@@ -213,7 +216,7 @@ def four_workers_decode(clock: Clock) -> None:
 
 @program("input_single_process", threads=2)
 def mild_decoding(clock: Clock) -> None:
-    """A network that keeps both cores busy, and decoding that takes a third of the time: a worker competes with the step."""
+    """A network that keeps both cores busy, and decoding for a third of the time: a worker competes with the step."""
     train(clock, made(lambda i: image(i, cpu_s=0.001), 64), step_of(conv_net(32)))
 
 
@@ -248,7 +251,7 @@ def graph_collate(clock: Clock) -> None:
     train(clock, made(graph, 64, collate_fn=graphs), step)
 
 
-# waiting ----------------------------------------------------------------------------------------------------------------
+# waiting --------------------------------------------------------------------------------------------------------------
 
 
 @program("input_single_process", run=False)
@@ -356,7 +359,7 @@ def one_slow_shard_waits(clock: Clock) -> None:
     train(clock, loader, step_of(mlp()))
 
 
-# streams, generators, iterators -----------------------------------------------------------------------------------------
+# streams, generators, iterators ---------------------------------------------------------------------------------------
 
 
 class Endless(IterableDataset[Any]):
@@ -578,7 +581,7 @@ def graphs_of_images(some: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack([x for x, _ in found]), torch.tensor([y for _, y in found])
 
 
-# workers ----------------------------------------------------------------------------------------------------------------
+# workers --------------------------------------------------------------------------------------------------------------
 
 
 @program("epoch_start_pause", seconds=14)

@@ -1,4 +1,4 @@
-"""Programs whose loop is what is special: no loader, passes that do not train, evaluations, files, sleeps, sweeps, ranks."""
+"""Programs with a special loop: no loader, passes that do not train, evaluations, files, sleeps, sweeps, ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reinforcement learning: an environment is stepped in the training thread, with a forward pass for each of its steps, and the policy is trained now and then."""
+"""Reinforcement learning: an environment is stepped in the training thread, the policy is trained now and then.
+
+Each step of the environment takes a forward pass.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ def outside(clock: Clock) -> Iterator[None]:
 
 
 def between_passes(clock: Clock, *models: nn.Module) -> list[Callable[[Any], Any]]:
-    """Return functions that call these models: the program's own clock from each call without gradients to the next call of any."""
+    """Return functions that call these models.
+
+    The program's own clock counts from each call without gradients to the next call of any.
+    """
     since: list[float] = []
 
     def call(model: nn.Module, x: Any) -> Any:
@@ -209,7 +215,7 @@ def dqn_replay(clock: Clock) -> None:
 
 @program("outside_torch", says="CartPole", clocked=False)
 def actor_critic(clock: Clock) -> None:
-    """pytorch/examples' actor_critic: a forward pass with gradients for each step of the environment, and one update for an episode."""
+    """pytorch/examples' actor_critic: a forward pass with gradients per environment step, one update per episode."""
     body, actor, critic = nn.Linear(4, 128), nn.Linear(128, 2), nn.Linear(128, 1)
     model = nn.ModuleList([body, actor, critic])
     optimizer, env = torch.optim.Adam(model.parameters(), lr=3e-3), CartPole(0.002)

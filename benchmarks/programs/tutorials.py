@@ -1,4 +1,7 @@
-"""Habits of tutorials: what is evaluated now and then inside a pass, and what each step does without gradients, which is no evaluation."""
+"""Habits of tutorials: what is evaluated now and then inside a pass, and what each step does without gradients.
+
+The latter is no evaluation.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def every(steps: int, call: Callable[[Trainer], Any]) -> Callable[[Trainer, int]
     return callback
 
 
-# evaluations ------------------------------------------------------------------------------------------------------------
+# evaluations ----------------------------------------------------------------------------------------------------------
 
 
 @program("eval_share", clocked=False, seconds=9)
@@ -188,7 +191,7 @@ def nanogpt_evaluates_with_gradients(clock: Clock) -> None:
     clock.left()
 
 
-# none: what each step does ----------------------------------------------------------------------------------------------
+# none: what each step does --------------------------------------------------------------------------------------------
 
 
 class Distilled(Trainer):
@@ -281,7 +284,7 @@ def lookahead(clock: Clock) -> None:
 
 @program("input_single_process", says="jpeg|decode")
 def gan_with_fixed_noise(clock: Clock) -> None:
-    """DCGAN: two optimizers, real images that are decoded, and every twenty steps images from fixed noise, without no_grad."""
+    """DCGAN: two optimizers, decoded real images, and every twenty steps images from fixed noise, without no_grad."""
     maker = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 784), nn.Tanh())
     judge = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1))
     of_maker, of_judge = sgd(maker), sgd(judge)

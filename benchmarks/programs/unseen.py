@@ -1,4 +1,7 @@
-"""Programs written in one go by a second reader, with their labels, before gpuwatch saw any of them: habits of neither the first ninety nor the held-out ones."""
+"""Programs written in one go by a second reader, with their labels, before gpuwatch saw any of them.
+
+They have habits of neither the first ninety nor the held-out ones.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def compiled_step_of_short_passes(clock: Clock) -> None:
 
 @program("eval_share", seconds=9)
 def evaluated_by_a_compiled_function(clock: Clock) -> None:
-    """A loader that keeps up; every ten steps the compiled loss of held-out rows without gradients, and without `eval()`."""
+    """A loader that keeps up; every ten steps the compiled loss of held-out rows, without gradients or `eval()`."""
     net, (images, labels) = mlp(), IN_MEMORY.tensors
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
 
@@ -233,7 +236,7 @@ def draw_real(size: int) -> torch.Tensor:
 
 @program("outside_torch", says="draw_real|decode")
 def critic_five_times_as_often(clock: Clock) -> None:
-    """WGAN without a loader: the critic makes five steps, each on new samples that are drawn in Python, the generator one."""
+    """WGAN without a loader: the critic makes five steps, each on new samples drawn in Python, the generator one."""
     maker = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 784))
     critic = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 1))
     first, second = torch.optim.RMSprop(critic.parameters(), 5e-5), torch.optim.RMSprop(maker.parameters(), 5e-5)
@@ -313,7 +316,7 @@ def every_worker_yields_all(clock: Clock) -> None:
 
 @program("input_single_process", says="jpeg|decode")
 def federated_clients(clock: Clock) -> None:
-    """Eight clients in turn, each with a copy of the model, an optimizer and a loader of its own; then the weights are averaged."""
+    """Eight clients in turn, each with its own copy of the model, optimizer and loader; then weights are averaged."""
     shared = mlp()
     loaders = [made(jpeg, 16, count=160) for _ in range(8)]
     while not clock.over:
@@ -376,7 +379,7 @@ def batches_by_their_sampler(clock: Clock) -> None:
 
 @program("eval_share", seconds=9)
 def tested_every_ten_steps(clock: Clock) -> None:
-    """A loader that keeps up; every ten steps accuracy on held-out tensors, without a loader, takes as long as the steps."""
+    """A loader that keeps up; every ten steps accuracy on held-out tensors, no loader, takes as long as the steps."""
     net = conv_net()
     step, (images, labels) = step_of(net), IN_MEMORY.tensors
 

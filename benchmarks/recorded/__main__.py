@@ -1,16 +1,16 @@
-"""Replay recorded GPU timelines through the real `Watch`, and compare its ledger with what the recordings' own times say.
+"""Replay recorded GPU timelines through the real `Watch`, and compare its ledger with the recordings' own times.
 
     python -m benchmarks.recorded FILE...           # a table for each file
     python -m benchmarks.recorded FILE... --json    # one JSON object: files, and a summary
     python -m benchmarks.recorded tests/fixtures/traces/*.json.gz
 
-A fake clock walks through the host's fetches, copies and optimizer steps. An event that is recorded at time t on a stream is reached at the
-later of t and the end of what was launched on that stream before t. Recorder, device timeline, booking, ledger and diagnosis are the real ones.
-The truth is computed by `trace.py`. A copy that overlaps another one on the host, or a fetch's edge, is cut there: one thread does one
-thing at a time.
+A fake clock walks through the host's fetches, copies and optimizer steps. An event that is recorded at time t on a
+stream is reached at the later of t and the end of what was launched on that stream before t. Recorder, device timeline,
+booking, ledger and diagnosis are the real ones. The truth is computed by `trace.py`. A copy that overlaps another one
+on the host, or a fetch's edge, is cut there: one thread does one thing at a time.
 
-Exit status: 0 when all bounds hold (1 point of the window in each state, 0.05 ms in each step's input wait, a closed ledger), 1 when one is
-exceeded, 2 when a file cannot be read. The other files are replayed all the same.
+Exit status: 0 when all bounds hold (1 point of the window in each state, 0.05 ms in each step's input wait, a closed
+ledger), 1 when one is exceeded, 2 when a file cannot be read. The other files are replayed all the same.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def replaying(trace: Trace) -> Iterator[Replay]:
 
 
 def compare(trace: Trace) -> dict[str, Any]:
-    """Return a trace's truth, what gpuwatch makes of it, and the difference. Shares in percent of the window, points, ms."""
+    """Return a trace's truth, what gpuwatch makes of it, and the difference. Shares in % of the window, points, ms."""
     truth = true_times(trace)
     with replaying(trace) as replay:
         states_s, report = replay.run()

@@ -1,13 +1,13 @@
 """A recorded GPU timeline, and what its times say by arithmetic alone: the truth that a replay is compared with.
 
-Nothing here is taken from gpuwatch. A file is gzipped JSON, times in ns: tests/fixtures/traces/README.md has the format. What is wrong with a
-file raises `TraceError` with the file and the place in it.
+Nothing here is taken from gpuwatch. A file is gzipped JSON, times in ns: tests/fixtures/traces/README.md has the
+format. What is wrong with a file raises `TraceError` with the file and the place in it.
 
 Every instant from the first fetch to the last device work (or the last fetch's end, if later) has one state:
 
 - `input_wait`: during a fetch, with nothing on the device that runs or was launched. The rest of a fetch is `hidden`.
-- `transfer`: no kernel runs, and a copy on the home stream runs or is the next to run; or a copy on another stream runs outside of fetches, and no
-  kernel runs until it has ended.
+- `transfer`: no kernel runs, and a copy on the home stream runs or is the next to run; or a copy on another stream runs
+  outside of fetches, and no kernel runs until it has ended.
 - `host_wait`: all that was launched in a step is done, and the host has not asked for the next batch yet.
 - `compute`: the rest, with the gaps between kernels. Those are given too, as `compute_idle`.
 
@@ -37,7 +37,7 @@ class TraceError(Exception):
 
 
 EARLIER = -(2**62)
-"""Launch time of an operation that was launched before the recording: -1 in the file, where other times may be negative too."""
+"""Launch time of an operation from before the recording: -1 in the file, where other times may be negative too."""
 
 
 class Op(NamedTuple):
@@ -95,8 +95,9 @@ class Truth:
     hidden_ns: int
     compute_idle_ns: int
     input_waits_ns: list[tuple[int, int]]
-    """Of each step the least and the most: they differ where work that was launched before the recording ran during the fetch. Whether
-    the device's queue was empty between two of these operations is not known; the states count it as empty."""
+    """Of each step the least and the most: they differ where work that was launched before the recording ran during the
+    fetch. Whether the device's queue was empty between two of these operations is not known; the states count it as
+    empty."""
 
     def percent(self, ns: int) -> float:
         return 100 * ns / self.window_ns if self.window_ns else 0.0
@@ -150,7 +151,7 @@ def parse(raw: Any, name: str) -> Trace:
 
 
 def _num_workers(raw: dict[str, Any]) -> int | None:
-    """Return the loader's workers: the file's `num_workers`, else as its name or source has it ("resnet50_num_workers_4")."""
+    """Return the loader's workers: the file's `num_workers`, else by its name or source ("resnet50_num_workers_4")."""
     stated = raw.get("num_workers")
     if isinstance(stated, int) or not raw.get("real_loader"):
         return stated if isinstance(stated, int) else None
@@ -212,8 +213,8 @@ def true_times(trace: Trace) -> Truth:
 def _transfers(trace: Trace, fetching: Spans) -> Spans:
     """Return when the device did nothing but copy, or waited for a copy to begin.
 
-    On the home stream from the moment that the copy is the next one: a copy from pageable memory is launched long before it begins. On another
-    stream only if no kernel ran when the copy ended: else the step did not wait for it.
+    On the home stream from the moment that the copy is the next one: a copy from pageable memory is launched long
+    before it begins. On another stream only if no kernel ran when the copy ended: else the step did not wait for it.
     """
     home, aside, free_ns = [], [], None
     for op in trace.ops:

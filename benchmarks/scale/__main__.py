@@ -4,8 +4,9 @@
     python -m benchmarks.scale --nodes 1000 --json scale-1000.json
     python -m benchmarks.scale --page scale-100.json scale-1000.json > docs/evidence/scale.md
 
-A run takes `--minutes` (an hour and a bit, so that there is an hour to ask for) and then some more to measure queries. Prometheus
-and `python -m benchmarks.simulation` run on this machine with whatever else runs on it: CPU seconds and wall time are both given, and the load.
+A run takes `--minutes` (an hour and a bit, so that there is an hour to ask for) and then some more to measure queries.
+Prometheus and `python -m benchmarks.simulation` run on this machine with whatever else runs on it: CPU seconds and wall
+time are both given, and the load.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
     python -m benchmarks.scale.forward --nodes 1000 --minutes 2 --scrape 15
 
-For each number of nodes and each way, `python -m benchmarks.simulation` is scraped for `--minutes` and written to a real VictoriaMetrics:
+For each number of nodes and each way, `python -m benchmarks.simulation` is scraped for `--minutes` and written to a
+real VictoriaMetrics:
 
 - `vmagent` and Prometheus in agent mode forward every series;
-- Prometheus with the shipped rules forwards only what it records by owner and for the fleet, and its alerts: what aggregation leaves.
+- Prometheus with the shipped rules forwards only what it records by owner and for the fleet, and its alerts: what
+  aggregation leaves.
 
 CPU seconds are those of each process; a table is printed, per node where something grows with the nodes.
 """
@@ -141,7 +143,7 @@ def _running(folder: Path, command: tuple[str, ...], port: int, ready: str) -> I
 
 
 def _seen(own: int, store: int, pid: int, store_pid: int, way: str) -> tuple[float, float, float, float]:
-    """Return samples that the store has got, the forwarder's CPU seconds, bytes it has sent, and the store's CPU seconds."""
+    """Return samples that the store got, the forwarder's CPU seconds and bytes sent, and the store's CPU seconds."""
     if way == "vmagent":
         sent = _own(own, "vmagent_remotewrite_conn_bytes_written_total")
     else:

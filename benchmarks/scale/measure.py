@@ -74,8 +74,8 @@ class Measured:
     simulation_cores: float = 0.0
     alerts_firing: float = 0.0
     groups: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By group: interval_s, last_s_{min,median,max} as Prometheus reports it, missed iterations; cpu_s (mean) and least_cpu_s of an
-    evaluation: the least is without the garbage collection that others' work left."""
+    """By group: interval_s, last_s_{min,median,max} as Prometheus reports it, missed iterations; cpu_s (mean) and
+    least_cpu_s of an evaluation: the least is without the garbage collection that others' work left."""
     queries: list[dict[str, Any]] = field(default_factory=list)
     """name, kind (instant or range), raw and recorded: wall_s (median), cpu_s (mean) and least_cpu_s."""
 

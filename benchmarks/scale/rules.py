@@ -4,11 +4,12 @@
     python -m benchmarks.scale.rules old.yml deploy/prometheus/rules/gpuwatch.yml --nodes 300 --minutes 25
     python -m benchmarks.scale.rules old.yml deploy/prometheus/rules/gpuwatch.yml --nodes 40 --minutes 70 --results
 
-The first scrapes simulated nodes into one Prometheus, which evaluates the old rules and those whose records only the new file has. Then nothing is
-scraped, and the expressions of each group are evaluated in turn, old, new, old …: the least CPU seconds, and the bytes that Prometheus allocates, which
-hardly vary from one evaluation to the next.
+The first scrapes simulated nodes into one Prometheus, which evaluates the old rules and those whose records only the
+new file has. Then nothing is scraped, and the expressions of each group are evaluated in turn, old, new, old …: the
+least CPU seconds, and the bytes that Prometheus allocates, which hardly vary from one evaluation to the next.
 
-With --results, `promtool test rules` evaluates both files on the same simulated series, all groups at the same times. What differs is listed.
+With --results, `promtool test rules` evaluates both files on the same simulated series, all groups at the same times.
+What differs is listed.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def _parts(line: str) -> tuple[str | Any, ...] | None:
 def _recorded(
     folder: Path, groups: Groups, series: list[dict[str, str]], names: list[str], minutes: int
 ) -> dict[str, dict[str, float]]:
-    """Return by name what is recorded, by labels and time: what promtool reports instead of what it was given to expect."""
+    """Return by name what is recorded, by labels and time: what promtool reports instead of what it should expect."""
     asked = [
         {
             "expr": f'label_replace({{__name__="{name}"}}, "asked", "{name} {at}", "", "")',

@@ -1,4 +1,4 @@
-"""Simulated nodes' /metrics from one port. Within a piece of a node's story its page is one template whose values are linear in time.
+"""Simulated nodes' /metrics from one port. Within a piece of a node's story its page is a template, linear in time.
 
 Rendering a page is then arithmetic on some hundred numbers, so that one process serves a thousand nodes.
 """
@@ -316,7 +316,7 @@ def _rank_lines(
 
 
 class Fleet:
-    """An ASGI application: `/node/N/metrics`, and `/sd` for Prometheus' HTTP service discovery. `now_s` returns Unix time."""
+    """An ASGI application: `/node/N/metrics`, and `/sd` for Prometheus' HTTP service discovery. `now_s`: Unix time."""
 
     def __init__(
         self, nodes: int, gpus: int, seed: int, epoch_s: float, now_s: Callable[[], float], address: str

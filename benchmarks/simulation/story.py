@@ -1,7 +1,7 @@
 """What happens on a simulated node: jobs that begin and end, run well or badly, and faults. Deterministic by seed.
 
-A story is a sequence of pieces with constant rates, so that a counter at any time is the sum of the finished pieces plus a linear
-term. Times in seconds since the simulation's start; a story starts up to an hour before it.
+A story is a sequence of pieces with constant rates, so that a counter at any time is the sum of the finished pieces
+plus a linear term. Times in seconds since the simulation's start; a story starts up to an hour before it.
 """
 
 import random

@@ -14,7 +14,7 @@ DEFAULT_AGENT_URL = f"http://{HTTP}"
 def streamlit_command(
     port: int, host: str = "127.0.0.1", agent_url: str = DEFAULT_AGENT_URL, prometheus_url: str | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the additional environment that start the pages, with the options of streamlit.yml."""
+    """Return the command line and the additional environment that start the pages, with streamlit.yml's options."""
     options = {"server.port": port, "server.address": host, **table("gpuwatch_dashboards", "streamlit.yml")}
     app = Path(__file__).with_name("app.py")
     argv = [sys.executable, "-m", "streamlit", "run", str(app), *(f"--{key}={value}" for key, value in options.items())]

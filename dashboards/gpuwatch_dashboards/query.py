@@ -23,7 +23,7 @@ Answers = Sequence[Sequence[Series]]  # the lines of each of a panel's curves
 
 
 class Node(Status, frozen=True):
-    """The node that a run is on, with its agent's status. `gpus` is None where they are not known, empty without any."""
+    """The node of a run, with its agent's status. `gpus` is None where they are not known, empty without any."""
 
     findings: tuple[Finding, ...] = ()  # findings about GPUs that no run explains
     instance: str | None = None  # Prometheus's name of its agent; None with an agent as source
@@ -97,7 +97,7 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Values at times, both [n], oldest first, without None. Arrays, because an hour of eight GPUs is redrawn every second."""
+    """Values at times, both [n], oldest first, without None. Arrays: an hour of eight GPUs is redrawn every second."""
 
     times_s: Floats
     values: Floats
@@ -137,7 +137,7 @@ class Line:
         return Line(times_s[counts], values[counts] / divisors[counts])
 
     def points(self, longest_s: float | None = None) -> Points:
-        """Return the points, with a None in each gap: an interval over `longest_s`, or by GAP_FACTOR if that is None."""
+        """Return the points, with a None in each gap: an interval over `longest_s`, by GAP_FACTOR if that is None."""
         elapsed_s = np.diff(self.times_s)
         gaps = np.nonzero(elapsed_s > (_longest_s(elapsed_s) if longest_s is None else longest_s))[0]
         known: list[tuple[float, float | None]] = list(zip(self.times_s.tolist(), self.values.tolist(), strict=True))

@@ -47,7 +47,7 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
 
 
 def worst_of(ranks: Sequence[Run]) -> Run | None:
-    """Return the rank of a run that needs attention: one that is lost or late, or that loses clearly more than the others."""
+    """Return the rank that needs attention: one that is lost or late, or that loses clearly more than the others."""
     if len(ranks) < 2:
         return None
     if named := [run for run in ranks if run.status == "lost" or any(f.rank == run.rank for f in run.findings)]:
@@ -77,7 +77,7 @@ def concluded(run: Run) -> list[Finding]:
 
 
 def facts_of(finding: Finding, now_s: float) -> list[str]:
-    """Return the share of an active finding, the GPU (its UUID) or rank that it is about, and for how long it has been there."""
+    """Return an active finding's share, the GPU (its UUID) or rank that it is about, and how long it has been there."""
     facts = [display(finding.ratio, "ratio"), *([finding.gpu] if finding.gpu else [])]
     facts += [f"rank {finding.rank}"] if finding.rank is not None else []
     return facts + ([f"for {duration(round(now_s - finding.since_s))}"] if finding.since_s is not None else [])
@@ -90,7 +90,7 @@ def run_of(runs: Sequence[Run], name: str | None) -> str | None:
 
 
 def select(runs: Sequence[Run], shown: str | None, name: str | None = None, rank: str | None = None) -> Run | None:
-    """Return the run to show: the one that a link names, else the one on the page while it runs, else the newest running.
+    """Return the run to show: the one named by a link, else the one on the page while it runs, else the newest running.
 
     Of its ranks it is the one that the link names, else the one on the page, else the worst, else the first. `runs` is
     the source's order (most recently active first), `shown` the key of the run on the page until now.
@@ -116,7 +116,7 @@ def span_of(run: Run | None, window_s: float | None, now_s: float) -> Span:
 
 
 def settled(span: Span) -> Span:
-    """Return a stretch that ends now as one that moves by whole intervals between its points, whose samples are all there.
+    """Return a stretch that ends now, moved by whole intervals between its points, whose samples are all there.
 
     Between two moves nothing that is drawn changes: the browser does not redraw, and the tooltip under a pointer stays.
     """

@@ -13,8 +13,8 @@ from gpuwatch.tables import NAME, fill, table
 TEMPLATES = ("recording.yml", "alerts.yml")
 RUNBOOKS = AlertThresholds.runbooks
 _INTERVALS_S = {"ledger": 60, "baseline": 120, "slow": 180}
-"""How often groups with windows of minutes and of hours are evaluated. The last are well within the five minutes for which
-Prometheus uses a recorded value: a late evaluation must not restart an alert."""
+"""How often groups with windows of minutes and of hours are evaluated. The last are well within the five minutes for
+which Prometheus uses a recorded value: a late evaluation must not restart an alert."""
 
 Rule = dict[str, Any]
 
@@ -39,7 +39,7 @@ def hold_s(alert: str, thresholds: AlertThresholds) -> float:
 
 
 def render(thresholds: AlertThresholds | None = None, prices: Prices | None = None) -> str:
-    """Return the rules file as YAML, for Prometheus 2.42 or later (`keep_firing_for`). Without prices no money is recorded."""
+    """Return the rules file as YAML, for Prometheus >= 2.42 (`keep_firing_for`). Without prices it records no money."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -97,10 +97,10 @@ def _rules(rule: Rule, values: Mapping[str, str]) -> list[Rule]:
 
 
 def _held(alert: str, own: str | None, by: str, over: str | None, values: Mapping[str, str]) -> str:
-    """Return the expression of an alert: held like keep_firing_for, but not past the end of the run or job, nor where `over` has a series; of
-    `run_alert` with its owner.
+    """Return the expression of an alert: held like keep_firing_for, but not past the end of the run or job, nor where
+    `over` has a series; of `run_alert` with its owner.
 
-    A rule cannot resolve an alert that keep_firing_for holds. What fired at the last evaluation is in the series ALERTS.
+    A rule cannot resolve an alert held by keep_firing_for. What fired at the last evaluation is in the series ALERTS.
     """
     ended = fill("${ended_job}" if "job_id" in by else "${ended_run}", values)
     held = record = f"alert:{alert}:value"
@@ -117,7 +117,7 @@ def _held(alert: str, own: str | None, by: str, over: str | None, values: Mappin
 
 
 def _changes(alert: str) -> dict[str, str]:
-    """Return templates: what a run's most costly finding advises, up to its else; the change for that cause, and for `.`; patterns of causes."""
+    """Return templates: the costliest finding's advice, up to its else; the change for it and `.`; cause patterns."""
     changes = {rule.cause: rule.change for rule in RULES if rule.alert == alert}
     causes = "|".join(changes)
     largest = f'max by (job, instance, cause) (gpuwatch_finding_evidence_ratio{{run=%q,cause=~"{causes}"}})'
@@ -142,7 +142,7 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
         if name.endswith("_s"):
             values[name.removesuffix("_s")] = duration(value)
     values["missed"] = duration(_INTERVALS_S["baseline"])
-    # A group need not wait longer than the window that it reads. What is summed once a window is recorded a whole number of times in it.
+    # No group need wait longer than its window. What is summed once a window is recorded a whole number of times in it.
     for group, most_s in (*_INTERVALS_S.items(), ("states", thresholds.ledger_window_s / 2)):
         values[f"{group}_interval"] = duration(min(most_s, thresholds.ledger_window_s))
     values["own_runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")

@@ -13,7 +13,7 @@ XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)  # Of a faulty or killed program, whose 
 
 
 def shared(name: str) -> Any:
-    """Return a field whose default is that threshold of the diagnosis: a site sets it once, in [thresholds]. Its [alerts] can differ."""
+    """Return a field whose default is that diagnosis threshold: set once, in [thresholds]; [alerts] can differ."""
     return field(default=getattr(Thresholds, name), metadata={"shared": name})
 
 
@@ -23,7 +23,7 @@ class AlertThresholds:
 
     job: str = "gpuwatch"  # Name of the scrape job that reads the agents, or several, as `a|b`.
     runbooks: str = "http://127.0.0.1:9478/docs/runbooks"
-    """URL before `/<Alert>.md` in links to runbooks. Each agent serves them: alerts about a node that is named HOST:PORT link there by default."""
+    """URL before `/<Alert>.md` in runbook links. Alerts about a node named HOST:PORT link to its agent by default."""
     dashboards: str = "http://127.0.0.1:3000"  # URL of Grafana, for links to the run, the node or the fleet.
     ledger_window_s: float = 300  # Window of the recorded shares by GPU, run, job, user, node and fleet.
     starved_ratio: float = 0.2  # Share of training time waiting for input. A healthy loop stays at a few per cent.
@@ -167,7 +167,7 @@ class Prices:
                 raise ConfigError(f"models: {model!r} has a character that no model name has")
 
     def hourly(self, models: Iterable[str], share: float = 1.0) -> list[float]:
-        """Return what an hour of this share of each of these GPUs costs, of a MIG instance its compute slices'; [] without any price."""
+        """Return the price of an hour of this share of each GPU, for MIG by compute slices; [] without any."""
         return [] if self.gpu_hour is None else [share * self._hour(model, self.gpu_hour) for model in models]
 
     def _hour(self, name: str, otherwise: float) -> float:

@@ -1,8 +1,8 @@
 """The agent's JSON API at /api/v1/…: its structs, declared once. Paths and queries: docs/reference/api.md.
 
 The agent encodes these structs as JSON; reports, pages, `top`, `tune` and `doctor` decode them. Times are Unix seconds,
-durations seconds, ratios 0–1; None: not measured, or not known to the server. Fields are only ever added, with a default,
-so that a reader and an agent may be a version apart.
+durations seconds, ratios 0–1; None: not measured, or not known to the server. Fields are only ever added, with a
+default, so that a reader and an agent may be a version apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.wire import Loader
 
 RunStatus = Literal["running", "ended", "lost", "gone"]
-"""`ended`: it sent its last message. `lost`: its process or its messages vanished. `gone`: one of these, from Prometheus."""
+"""`ended`: it sent its last message. `lost`: its process or messages vanished. `gone`: either, from Prometheus."""
 Points = tuple[tuple[float, float | None], ...]  # (Unix time, value), oldest first. None: a gap.
 
 
@@ -81,7 +81,7 @@ class Run(msgspec.Struct, frozen=True):
     activity: str | None = None  # What it does now: step, a phase, silent …; None after its end.
     states: Mapping[str, float] = {}  # Seconds by state over the whole run.
     phases: Mapping[str, float] = {}
-    """The part of the state `other` in declared phases, in seconds by name; after eight names, the others are "rest"."""
+    """Seconds of the state `other` in declared phases, by name; after eight names, the others are "rest"."""
     breakdown: Mapping[str, float] = {}  # On request: seconds of compute by section, of the measured steps.
     energy_joules: Mapping[str, float] = {}  # Of its GPUs (its share, if shared), by state; empty: not measured.
     attempts: int = 1  # Number of attempts of its job, including this one.
@@ -95,7 +95,7 @@ class Run(msgspec.Struct, frozen=True):
     """The verdict on the last minute; after the end, that of `conclusion`. None until the first steps."""
     findings: tuple[Finding, ...] = ()  # Active findings: each root, followed by its consequences.
     conclusion: Conclusion | None = None
-    """About the whole run, as its process printed it at the end; None if it did not arrive, or if the run had several processes."""
+    """About the whole run, as its process printed it; None if it did not arrive or the run had several processes."""
     loader: Loader | None = None
     versions: Mapping[str, str] = {}
     tags: Mapping[str, str] = {}
@@ -254,11 +254,11 @@ class Job(msgspec.Struct, frozen=True):
     last_message_s: float
     attempts: int
     interruptions: int
-    """Attempts that were killed, that ended by an exception, or whose last steps the next attempt did not resume from."""
+    """Attempts that were killed, ended by an exception, or whose last steps the next attempt did not resume from."""
     states: Mapping[str, float]
-    """Seconds by state, which sum to the time from the start of the first attempt to the last message: a run's states, and `down` (no
-    attempt was alive), `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done) and `lost`
-    (steps that the last attempt did not resume from and has not repeated yet)."""
+    """Seconds by state, which sum to the time from the start of the first attempt to the last message: a run's states,
+    and `down` (no attempt was alive), `restart` (a later attempt up to its first step), `redone` (steps that an earlier
+    attempt had done) and `lost` (steps that the last attempt did not resume from and has not repeated yet)."""
     goodput_ratio: float | None
     """Share of that time spent on new steps; an upper bound if `redone_steps` is None."""
     steps: int

@@ -44,7 +44,7 @@ Get = Callable[[str, float], Reply]  # the reply to a GET of a path within so ma
 class Http:
     """GETs from one server over pooled connections, from any thread. No proxy is used: agents are inside the site.
 
-    The URL may have a user and a password. A private CA is named by SSL_CERT_FILE, a certificate of the client by GPUWATCH_CLIENT_CERT.
+    The URL may have a user and a password. SSL_CERT_FILE names a private CA, GPUWATCH_CLIENT_CERT a client certificate.
     """
 
     def __init__(self, url: str, token: Token = lambda: None) -> None:
@@ -57,7 +57,7 @@ class Http:
         return self._request("GET", path, timeout_s)
 
     def get_or_post(self, path: str, timeout_s: float = TIMEOUT_S) -> Reply:
-        """Return the reply to a GET, or to a POST of its query as a form where proxies refuse so long a URL. Raises: OSError when there is none."""
+        """Return the reply to a GET, or to a form POST of a query too long for proxies. Raises: OSError without one."""
         if len(path) <= 4096:
             return self.get(path, timeout_s)
         path, _, form = path.partition("?")
@@ -201,7 +201,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class Prometheus(JsonServer):
-    """A Prometheus, or any store with its HTTP API. Its methods raise SourceError when it does not answer, or not as expected."""
+    """A Prometheus, or any store with its HTTP API. Methods raise SourceError for no answer, or an unexpected one."""
 
     def __init__(self, url: str, get: Get | None = None) -> None:
         get = get or Http(url).get_or_post
@@ -229,7 +229,7 @@ class Client(JsonServer):
         return self.ask("/api/v1/status", api.Status)
 
     def caught_up(self) -> Client:
-        """Return itself once the agent has booked what it had received by now, as of a run that ended just before; after 2 s in any case."""
+        """Return itself once the agent has booked all it has received (a run may just have ended), or after 2 s."""
         now = self.status()
         deadline, asked_s = time.monotonic() + 2.0, now.time_s or 0.0
         while now.sampled_s is not None and now.sampled_s < asked_s and time.monotonic() < deadline:
@@ -267,7 +267,7 @@ class Client(JsonServer):
     def steps(
         self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
     ) -> api.Steps | None:
-        """Return the steps that began in a stretch of time (None: all) in at most `points` buckets; None where none are kept."""
+        """Return the steps begun in a time range (None: all) in at most `points` buckets; None where none are kept."""
         times = {name: at for name, at in (("start", start_s), ("end", end_s)) if at is not None}
         return self._steps(run, api.Steps, {"rank": rank, "points": points, **times})
 

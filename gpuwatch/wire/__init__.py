@@ -1,7 +1,7 @@
-"""The contract between the hook and the agent: messages as msgspec structs, their bounds, their encoding. No I/O, no clock.
+"""The contract between hook and agent: messages as msgspec structs, their bounds, their encoding. No I/O, no clock.
 
-Every message carries who sent it and the sender's cumulative totals: PUSH/PULL loses what a killed receiver had queued, so the agent
-books differences of totals, and any later message covers the time of a lost one. `sockets` carries frames, `endpoint` finds the socket.
+Every message names its sender and carries cumulative totals: PUSH/PULL loses what a killed receiver had queued, so the
+agent books differences, and any later message covers a lost one. `sockets` carries frames, `endpoint` finds the socket.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MAX_CONCLUSION_BYTES = 1 << 15
 HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
 DEVICE_COLUMNS = ("input_wait_ns", "host_wait_ns", "device_transfer_ns", "device_compute_ns")
 STEP_COLUMNS = (*HOST_COLUMNS, *DEVICE_COLUMNS, "comm_wait_ns")
-"""Columns of a step record, one little-endian int64 per step; a column that is absent, or a row of -1, was not measured.
+"""Columns of a step record, one little-endian int64 per step; an absent column, or a row of -1, was not measured.
 
-start_ns is on the sender's monotonic clock. `epoch_start` is 1 for the first batch of an iterator, and absent where no row is one.
-The device's columns are from its own timeline: `input_wait_ns` is the exposed part of the wait, the rest was hidden; for a step that the
-timeline skipped to save cost they are estimated from its neighbours. `comm_wait_ns` is the part of `device_compute_ns` in which the device
-waited for other ranks; without the device's columns, the part of `compute_ns` in which the training thread did."""
+start_ns is on the sender's monotonic clock. `epoch_start` is 1 for an iterator's first batch, absent if no row is one.
+The device's columns are from its own timeline (`input_wait_ns`: the exposed part of the wait, the rest was hidden); for
+a step skipped to save cost they are estimated from its neighbours. `comm_wait_ns` is the part of `device_compute_ns` in
+which the device waited for other ranks; without device columns, of `compute_ns` in which the training thread did."""
 
 MISSING = -1
 CLOCK_SLACK_NS = 1_000_000_000  # by so much two readings of one clock may disagree
@@ -96,7 +96,7 @@ class Counters(msgspec.Struct):
 
 
 class Totals(Counters, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's structs may
-    """What the sender has booked since it started, with its counters; cumulative. Times in ns of the sender's monotonic clock."""
+    """What the sender has booked since it started, and its counters; cumulative. Times in ns of its monotonic clock."""
 
     start_ns: Moment
     watermark_ns: Moment
@@ -127,7 +127,7 @@ class Loader(msgspec.Struct, frozen=True):
     worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=MAX_WORKERS)] = ()
     dataset: Text | None = None  # Class of its dataset, or of the loader itself.
     wait_ratio: Ratio | None = None
-    """If several loaders feed a step: this one causes the longest wait, this share of the whole. None: there is only one."""
+    """If several loaders feed a step: the share of the wait due to this one, the longest. None: there is only one."""
 
 
 class WorkerDeath(msgspec.Struct, frozen=True):
@@ -190,7 +190,7 @@ class Hello(_Sent, frozen=True, tag="hello"):
     host: Text
     timeline: Text  # "host" or "device": the clock of the states
     device: Text
-    """"cpu", "cuda" …, "jax:cuda" …, "tensorflow": what the training runs on, as far as known; see `gpuwatch.diagnosis.window.Window.device`."""
+    """"cpu", "cuda" …, "jax:cuda" …, "tensorflow": what it trains on, if known; as `diagnosis.window.Window.device`."""
     loader: Loader | None
     versions: Tags
     tags: Tags
@@ -199,18 +199,19 @@ class Hello(_Sent, frozen=True, tag="hello"):
     first_step: StepNumber | None = None
     """Global number of the process's step 0, which a resumed job counts on from; None: not known."""
     rewinds: Annotated[tuple[tuple[Count, StepNumber], ...], Meta(max_length=MAX_REWINDS)] = ()
-    """For each checkpoint from which it went on later: how many steps it had made by then, and the global number of the next one."""
+    """For each checkpoint it later resumed from: the steps it had made by then, and the next one's global number."""
 
 
 class Steps(_WithTotals, frozen=True, tag="steps"):
     """Step records since the last message; without any it is a heartbeat."""
 
     activity: Text
-    """What the training thread does now: "startup", "data_wait", "step", "between_steps", "idle" (its loop has ended), or the declared phase."""
+    """What the training thread does now: "startup", "data_wait", "step", "between_steps", "idle" (its loop has ended),
+    or the declared phase."""
     first_step: Count  # index of the first record, counted from 0 over the sender's life
     columns: dict[str, Column]
     fetch_cpu_ratio: Number | None = None
-    """Share of the fetches since the last message in which the training thread was on a CPU or in the run queue; None: not sampled."""
+    """Share of fetches since the last message with the training thread on or waiting for a CPU; None: not sampled."""
     standstill: Standstill | None = None  # None: it makes progress
 
 
@@ -219,7 +220,7 @@ class Bye(_WithTotals, frozen=True, tag="bye"):
 
     failed: bool = False  # an exception ended the training
     conclusion: Annotated[bytes, Meta(max_length=MAX_CONCLUSION_BYTES)] = b""
-    """`gpuwatch.diagnosis.finding.Conclusion`, encoded by itself: an agent of another version may leave it out. Empty: none."""
+    """`diagnosis.finding.Conclusion`, encoded by itself: an agent of another version may leave it out. Empty: none."""
 
 
 Message: TypeAlias = Hello | Steps | Bye
@@ -263,7 +264,7 @@ def _decoder() -> msgspec.msgpack.Decoder[Message]:
 
 
 def decode(frame: bytes) -> Message:
-    """Return the message in `frame`, checked against every bound: nothing that a sender sends is trusted. Raises: ProtocolError."""
+    """Return the message in `frame`, checked against every bound: no sender is trusted. Raises: ProtocolError."""
     if len(frame) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"message of {len(frame)} bytes; at most {MAX_MESSAGE_BYTES} are accepted", "too_large")
     try:

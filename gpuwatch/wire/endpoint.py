@@ -16,7 +16,7 @@ SYSTEM_DIRECTORY = Path("/run/gpuwatch")
 
 
 def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders where an agent's socket may be, in the order of search; root's XDG_RUNTIME_DIR keeps two of its agents apart."""
+    """Return where agents' sockets may be, in order of search; root's XDG_RUNTIME_DIR keeps two of its agents apart."""
     found = [SYSTEM_DIRECTORY]
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         found.insert(0 if os.getuid() == 0 else 1, Path(runtime) / "gpuwatch")
@@ -43,7 +43,7 @@ def _sockets(paths: Iterable[Path]) -> Iterator[Path]:
 def find(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the endpoint to connect to: GPUWATCH_ENDPOINT, else the first agent's socket found; None without any.
 
-    A socket of another user than root is skipped, and so is one that a dead agent left. Raises: ConfigError for an unusable GPUWATCH_ENDPOINT.
+    Other users' sockets (but root's) and dead agents' are skipped. Raises: ConfigError for a bad GPUWATCH_ENDPOINT.
     """
     if declared := environ.get("GPUWATCH_ENDPOINT", "").strip():
         return checked(declared, "GPUWATCH_ENDPOINT")
@@ -52,7 +52,7 @@ def find(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def refused(where: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the message for a user who may not write to the socket at an endpoint, or any of `directories`; None where that is not so."""
+    """Return the message for a user who may not write to an endpoint's socket, or one in `directories`; else None."""
     paths = [directory / SOCKET_NAME for directory in directories(environ)]
     closed = (
         f"{path}: permission denied; ask for the group gpuwatch (usermod -aG gpuwatch USER), and log in again"
@@ -63,7 +63,7 @@ def refused(where: str | None = None, environ: Mapping[str, str] = os.environ) -
 
 
 def default_listen(environ: Mapping[str, str] = os.environ) -> str:
-    """Return where an agent listens by default: in the first of `directories` that this user can write to, or create."""
+    """Return where an agent listens by default: in the first of `directories` that this user can write or create."""
     for directory in directories(environ):
         if os.access(directory if directory.exists() else directory.parent, os.W_OK) and not directory.is_file():
             return f"ipc://{directory / SOCKET_NAME}"
@@ -86,7 +86,7 @@ def is_loopback(host: str) -> bool:
 
 
 def checked(endpoint: str, where: str) -> str:
-    """Return the endpoint if it is `ipc:///path`, or `tcp://` with an address and a port. Raises: ConfigError, naming `where` it was set."""
+    """Return the endpoint, `ipc:///path` or `tcp://ADDRESS:PORT`. Raises: ConfigError, naming `where` it was set."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest.startswith("/"):
         if len(rest.encode()) > 107:
@@ -104,7 +104,7 @@ def checked(endpoint: str, where: str) -> str:
 
 
 def token(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the token in the variable `name`, else in the file that `name`_FILE names; None without any. Raises: ConfigError."""
+    """Return the token in variable `name`, else in the file that `name`_FILE names, or None. Raises: ConfigError."""
     found, file = environ.get(name, "").strip(), environ.get(f"{name}_FILE", "").strip()
     where = name if found else f"{name}_FILE {file}"
     if not found and not file:

@@ -1,7 +1,7 @@
-"""ZeroMQ sockets that carry frames from hooks to the agent. Sending never blocks. A sender belongs to one thread and never crosses a fork.
+"""ZeroMQ sockets that carry hooks' frames to the agent. Sending never blocks. A sender is one thread's, in one process.
 
-Over TCP both ends have one token. The agent's CURVE key is made of it and known to no one else, so that without the token no handshake
-succeeds, and what is sent is encrypted.
+Over TCP both ends have one token. The agent's CURVE key is made of it and known to no one else, so that without the
+token no handshake succeeds, and what is sent is encrypted.
 """
 
 import fcntl
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 _SEND_QUEUE = 64
 _RECEIVE_QUEUE = 16
-"""Frames that wait for the agent from one connection; more wait at their sender, whose memory it is. A process that ends while the agent
-is away for some seconds still sends its last message."""
+"""Frames that wait for the agent from one connection; more wait at their sender, whose memory it is. A process that
+ends while the agent is away for some seconds still sends its last message."""
 _BATCH_FRAMES, _BATCH_BYTES = 1000, 4 << 20
 _LINGER_MS = 300
 _HANDSHAKE_MS = 5000
@@ -64,7 +64,7 @@ class ZmqSender:
         return True
 
     def is_accepted(self) -> bool | None:
-        """Return whether the agent has accepted the token at any time; None before the first answer, and without a token."""
+        """Return whether the agent has ever accepted the token; None before the first answer, and without a token."""
         for event, _, _ in _events(self._monitor):
             self._seen |= event
         return bool(self._seen & zmq.EVENT_HANDSHAKE_SUCCEEDED) if self._seen else None
@@ -89,7 +89,7 @@ def _curve_keys(token: str) -> tuple[bytes, bytes]:
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a connection, from the kernel. `uid` None: unknown (TCP, libzmq before 4.3.5); `pid` 0: not visible."""
+    """The process at the other end, by the kernel. `uid` None: unknown (TCP, libzmq < 4.3.5); `pid` 0: not visible."""
 
     uid: int | None = None
     pid: int = 0
@@ -135,7 +135,7 @@ class ZmqReceiver:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
 
     def connections(self) -> Iterator[tuple[str, int]]:
-        """Yield what has happened to connections, with the file descriptor: "opened", "closed"; "refused" over TCP, for its token."""
+        """Yield connections' events and file descriptors: "opened", "closed"; over TCP "refused" for its token (-1)."""
         for event, value, endpoint in islice(_events(self._monitor), _BATCH_FRAMES) if self._has_events else ():
             if event in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
                 yield "opened" if event == zmq.EVENT_ACCEPTED else "closed", value
@@ -162,7 +162,7 @@ class ZmqReceiver:
             _permit(path)
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Peer]]:
-        """Return frames that have arrived, oldest first, waiting at most `timeout_ms` for the first, or for a connection; [] for none."""
+        """Return arrived frames, oldest first; wait at most `timeout_ms` for one or for a connection. [] for none."""
         self._has_events = any(each is self._monitor for each, _ in self._poller.poll(timeout_ms))
         frames: list[tuple[bytes, Peer]] = []
         size = 0
@@ -192,7 +192,7 @@ def _events(monitor: zmq.Socket[bytes] | None) -> Iterator[tuple[int, int, str]]
 
 
 def _peer(frame: zmq.Frame) -> Peer:
-    """Return who sent a frame. Source: SO_PEERCRED, which libzmq 4.3.5 gives as "localhost:UID:GID:PID" of an ipc connection."""
+    """Return who sent a frame. Source: SO_PEERCRED, in libzmq 4.3.5 as "localhost:UID:GID:PID" of an ipc connection."""
     try:
         address = str(frame.get("Peer-Address"))
     except zmq.ZMQError:

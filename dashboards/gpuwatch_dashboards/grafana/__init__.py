@@ -1,7 +1,7 @@
 """The Grafana dashboards: JSON files in the repository and in the wheel, adapted here to a site's configuration.
 
-`scripts/grafana_dashboards.py` makes them from the list of panels, which needs grafana-foundation-sdk (in the `dev` extra); `push`
-sends them to a Grafana by grafana-client. Reading the files needs neither.
+`scripts/grafana_dashboards.py` makes them from the list of panels, which needs grafana-foundation-sdk (in the `dev`
+extra); `push` sends them to a Grafana by grafana-client. Reading the files needs neither.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Sends dashboards to a Grafana by grafana-client: each is created, updated, or left as it is.
 
-Dashboards that were edited by hand are not overwritten: the message of a version that was pushed ends with its digest, and
-that of an edited one does not.
+Dashboards that were edited by hand are not overwritten: the message of a version that was pushed ends with its
+digest, and that of an edited one does not.
 """
 
 import hashlib
@@ -121,7 +121,7 @@ def push_folder(api: GrafanaApi, url: str, title: str) -> tuple[str, Pushed]:
 
 
 def push_dashboard(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, force: bool = False) -> Pushed:
-    """Push a dashboard into the folder with this uid; `force` replaces one that was edited by hand. Raises GrafanaError."""
+    """Push a dashboard into the folder with this uid; `force` replaces one edited by hand. Raises: GrafanaError."""
     uid, what = dashboard["uid"], f"dashboard {dashboard['title']}"
     digest = hashlib.sha256(json.dumps(dashboard, sort_keys=True).encode()).hexdigest()[:12]
     message = f"{_OURS}{__version__} {digest}"

@@ -1,8 +1,8 @@
 """The panels by group, for the Streamlit pages, the Grafana dashboards and `gpuwatch top`: one type for all three.
 
-Each is an entry of fleet.yml, run.yml, gpu.yml, node.yml or agent.yml, with the fields of `Panel` that are not as by default,
-and `curves`: PromQL, or the fields of `Curve`. `${name}` is a text of texts.yml. `for_each` repeats an entry, each time with
-texts of its own; a column or curve that they leave empty is left out.
+Each is an entry of fleet.yml, run.yml, gpu.yml, node.yml or agent.yml, with the fields of `Panel` that are not as by
+default, and `curves`: PromQL, or the fields of `Curve`. `${name}` is a text of texts.yml. `for_each` repeats an entry,
+each time with texts of its own; a column or curve that they leave empty is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PARTS = ("state", "phase")  # A quotient by these labels is a share: its diviso
 
 @dataclass(frozen=True)
 class Curve:
-    """One query of a panel, by `metric`, `promql` or both: a line for each set of its labels, or a column of a table."""
+    """A panel's query, by `metric`, `promql` or both: a line for each set of its labels, or a column of a table."""
 
     legend: str = ""
     """With labels in braces: "read {device}"; a single label of `display.LOOKS` is shown by its name there. Of a table:

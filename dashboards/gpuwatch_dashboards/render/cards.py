@@ -1,4 +1,4 @@
-"""Panels ready for the page (heading, and chart, table or text), and pieces of the pages as HTML. The same for all viewers.
+"""Panels ready for the page (heading; chart, table or text), and pieces of pages as HTML. The same for all viewers.
 
 Both are drawn by the templates that reports use too (`PAGES`): what goes into them is prepared here.
 """
@@ -156,7 +156,7 @@ def past_findings(found: Sequence[Finding], clock: Callable[[float], str]) -> Ma
 
 
 def run_table(runs: Sequence[Run], shown: Run) -> Markup:
-    """Return the runs that go on, a row each by its worst rank, the one shown marked; empty where that is the only one."""
+    """Return the ongoing runs, a row each by its worst rank, the one shown marked; empty if that is the only one."""
     going = list(dict.fromkeys(run.run for run in runs if run.status == "running"))
     if going in ([], [shown.run]):
         return Markup()
@@ -188,7 +188,7 @@ def ranks_of(runs: Sequence[Run], run: Run) -> list[Run]:
 
 
 def findings_of(runs: Sequence[Run], run: Run | None) -> list[Finding]:
-    """Return a rank's findings, or what was found by its end, then those of the run's other ranks that this one waits for."""
+    """Return a rank's findings, or those at its end, then those of the run's other ranks that this one waits for."""
     if run is None:
         return []
     others = [other for other in runs if other.run == run.run and other.rank != run.rank]

@@ -1,4 +1,4 @@
-"""A run's steps: what they are made of on the host and on the device, a few of them one by one, and a map of the data wait."""
+"""A run's steps: what they consist of on host and device, a few of them one by one, and a map of the data wait."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -95,8 +95,8 @@ def shown_one_by_one(steps: Steps) -> bool:
 def pieces(steps: Steps) -> Iterator[tuple[int, str, float, float]]:
     """Yield what host and device did, by step: row, kind, begin and end in Unix seconds.
 
-    The device's idle time ends when the batch is in hand; what it does after that, it does until it is idle again. Where
-    it was measured the host's wait is split: first what was hidden behind the device's work, then what starved it.
+    The device's idle time ends when the batch is in hand; what it does after that, it does until it is idle again.
+    Where it was measured the host's wait is split: first what the device's work hid, then what starved the device.
     """
     measured = steps.columns.get("input_wait_s") is not None
     for n, begin_s in enumerate(steps.time_s):
@@ -119,7 +119,7 @@ def pieces(steps: Steps) -> Iterator[tuple[int, str, float, float]]:
 
 
 def step_rows(steps: Steps) -> Card:
-    """Return the rows as a card. Each kind of piece is one area of height 1, interrupted where it does something else."""
+    """Return the rows as a card. Each kind of piece is one area of height 1, with gaps where it does something else."""
     found: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for row, kind, begin_s, end_s in pieces(steps):
         if end_s > begin_s:
@@ -162,7 +162,7 @@ HEAT_ROWS, HEAT_COLUMNS = 100, 120
 HEAT_ROW_PX = 12
 COVER = 98  # the colour is full at so many per cent of all cells: one pause at the start must not make all else pale
 MEDIAN_SHADE = 3.0
-"""And at no less than this many times the median wait, where any is as long: outliers stay visible where all other steps wait alike."""
+"""And at no less than this many times the median wait, if any is as long: outliers stand out where others are alike."""
 SHADES = ("rgba(213,94,0,0.05)", "rgba(213,94,0,0.35)", "rgba(213,94,0,1)")
 """From no wait to the longest; translucent, so that they are shades of the page's own background, light or dark."""
 

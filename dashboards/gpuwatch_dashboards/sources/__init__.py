@@ -1,4 +1,4 @@
-"""Where the pages' numbers come from: a node's agent, or Prometheus. What each of them answers, and the shared cache."""
+"""Where the pages' numbers come from: a node's agent, or Prometheus. What each answers, and the shared cache."""
 
 import threading
 import time
@@ -131,7 +131,7 @@ class SharedSource:
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
         """Return the known runs, the most recently active first.
 
-        Prometheus: those of the node, `run` among them. An agent, with `kept`: also ended runs that only its history has.
+        Prometheus: those of the node, and `run`. An agent, with `kept`: also ended runs that only its history has.
         """
         return self.once.get(("runs", node, run, kept), lambda: self._source.runs(node, run, kept))
 

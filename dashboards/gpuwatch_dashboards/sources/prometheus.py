@@ -86,7 +86,7 @@ class PrometheusSource:
         ]
 
     def answers(self, panel: Panel, scope: Scope, span: Span) -> list[list[Series]]:
-        """Return the values of each of a panel's curves: lines over the span, of a stat or table the values at its end."""
+        """Return the values of each curve of a panel: lines over the span, of a stat or table the values at its end."""
         step_s, window = self._resolution(span)
         found = []
         for curve in panel.curves:
@@ -135,7 +135,7 @@ class ScrapedRun(Run, frozen=True):
 
 
 def names_of(instant: Instant, node: str | None, ended: bool) -> list[str]:
-    """Return the runs of the MOST_RUNS ranks of a node (None: of the site) that are served now, or were within the LOOKBACK; the latest first."""
+    """Return the runs of a node's MOST_RUNS ranks (None: the site's), now or (`ended`) in LOOKBACK; latest first."""
     own = WATERMARK if node is None else f"{WATERMARK}{{{Match(INSTANCE, '=', node)}}}"
     if ended:  # of a site by the rules' series, which is one for each run: all ranks' own would take seconds
         own = f"last_over_time({f'run:{WATERMARK}:max' if node is None else own}[{LOOKBACK}])"
@@ -217,7 +217,7 @@ def _key(labels: Labels, names: Key) -> Key:
 
 
 def _findings(active: Vector, briefs: Vector) -> dict[str, tuple[Finding, ...]]:
-    """Return the active findings by run: each root, then its consequences. Causes, shares and what they advise are exported."""
+    """Return active findings by run: each root, then its consequences. Exported are causes, shares and their advice."""
     found: dict[str, list[Finding]] = {}
     advised = {(labels.get("run"), labels.get("cause")): labels.get("advice") for labels, _ in briefs}
     for labels, ratio in active:
@@ -238,7 +238,7 @@ def _findings(active: Vector, briefs: Vector) -> dict[str, tuple[Finding, ...]]:
 
 
 def _of_rank(findings: Sequence[Finding], rank: int, late_ratio: float | None) -> tuple[Finding, ...]:
-    """Return a rank's findings. A straggler is the rank that is late, by `late_ratio` of the step; None: another one is."""
+    """Return a rank's findings. A straggler is late by `late_ratio` of a step; None: another rank is the straggler."""
     own = (finding for finding in findings if finding.cause != "straggler" or late_ratio is not None)
     return tuple(replace(f, rank=rank, ratio=late_ratio) if f.cause == "straggler" else f for f in own)
 

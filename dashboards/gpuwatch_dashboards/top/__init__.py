@@ -1,6 +1,6 @@
 """`gpuwatch top`: the facts that it shows, read here; `sections` and `pages` draw them as lines of text.
 
-`app` (Textual) and `--once` show the pages. Times are Unix seconds, ratios 0–1; what was not measured is None or absent.
+`app` (Textual) and `--once` show the pages. Times are Unix seconds, ratios 0–1; None or absent: not measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OWN_QUERIES: dict[str, dict[str, Query]] = {
 
 
 def queries(*groups: str, every: bool = False) -> dict[str, Query]:
-    """Return the queries of these groups, those of panels by panel key and curve legend: of every panel, or of SHOWN."""
+    """Return these groups' queries, those of panels by panel key and curve legend: of every panel, or of SHOWN."""
     panels = [panel for panel in live_panels(*groups) if every or panel.key in SHOWN]
     found = {f"{panel.key} {curve.legend}": curve.query for panel in panels for curve in panel.curves}
     return found | {name: query for group in groups for name, query in OWN_QUERIES.get(group, {}).items()}
@@ -100,7 +100,7 @@ class Reader:
         self._series = Sampled()
 
     def read(self, wanted: str | None = None, panels: bool = False) -> Facts:
-        """Return the facts, in detail of `wanted` (a run's key), else of the newest running; `panels`: of every panel. Raises: SourceError."""
+        """Return the facts, in detail of run `wanted` (a key) or the newest; `panels`: of all. Raises: SourceError."""
         runs = in_order(self._source.runs())
         name, _, rank = (wanted or "").rpartition("/")
         run = select(runs, self._series.run, name, rank)

@@ -1,7 +1,7 @@
 """Lines of text: bars, curves and paragraphs of an exact width.
 
 Without colour (NO_COLOR, a pipe, colour blindness) states differ by glyph: solid is useful work, slanted strokes are
-waiting, punctuation is trouble. Names, evidence and advice come from other processes, so control characters are removed.
+waiting, punctuation is trouble. Names, evidence and advice come from other processes: no control character is kept.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,7 +158,7 @@ def bar(states: Mapping[str, float], width: int) -> Text:
 
 
 def legend(recent: Mapping[str, float], whole: Mapping[str, float], least: float = 0.0005) -> list[Text]:
-    """Return an entry for each state with `least` in one, largest first: glyph, name, share of `recent`, and of `whole` in parentheses."""
+    """Return an entry for each state with `least` in one, largest first: glyph, name, `recent` and (`whole`) share."""
     now, ever = shares(recent), shares(whole)
     entries = []
     for state in sorted({*now, *ever}, key=lambda s: (-now.get(s, 0.0), -ever.get(s, 0.0))):

@@ -126,7 +126,7 @@ def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
 
 
 def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int, full: bool = True) -> list[Text]:
-    """Return each root cause with advice and evidence, and its consequences, which follow it; only titles unless `full`."""
+    """Return each root cause with advice and evidence, then its consequences; only titles unless `full`."""
     if not found:
         text = "No bottleneck found in the last minute." if live else "No finding was active when the run stopped."
         return [d.styled(f" {text}", DIM)]

@@ -132,7 +132,7 @@ def _rest(site: Site, shown: _Shown) -> None:
 
 
 def _more(site: Site, shown: _Shown) -> None:
-    """Draw, where the reader asks for them, the other panels of all groups: details, and what only Prometheus can answer."""
+    """Draw, when asked for, the other panels of all groups: details, and what only Prometheus can answer."""
 
     def changed() -> None:
         parts.remember(more="1" if st.session_state[_MORE] else None)

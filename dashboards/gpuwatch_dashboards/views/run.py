@@ -1,4 +1,4 @@
-"""The page "Run": one rank's steps over its whole life or any part of it, what stands out, and how the ranks compare."""
+"""The page "Run": one rank's steps over its life or any part of it, what stands out, and how the ranks compare."""
 
 import time
 from collections.abc import Sequence

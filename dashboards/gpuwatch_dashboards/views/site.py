@@ -32,7 +32,7 @@ LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Site:
-    """Shared by all viewers, but for `pages`, which Streamlit wants made for each, and whether the viewer's tab is hidden."""
+    """Shared by all viewers, except `pages`, which Streamlit wants made for each, and whether the tab is hidden."""
 
     source: SharedSource
     pages: Mapping[str, Any]
@@ -92,7 +92,7 @@ def chosen_run(runs: Sequence[Run]) -> Run | None:
 
 
 def label_of(run: Run, rank: str = "") -> str:
-    """Return what a choice calls a run: unique, and the same from then on, as Streamlit knows a choice by this text alone."""
+    """Return a run's label: unique, and the same from then on, as Streamlit knows a choice by this text alone."""
     given: dict[str, str] = st.session_state.setdefault(_LABELS, {})
     if (key := f"{run.run}{rank}") not in given:
         label = f"{run.name or run.run}{rank} · {reader_clock('%d %b %H:%M:%S')(run.started_s)}"
@@ -141,9 +141,9 @@ def go_to(start_s: float | None = None, end_s: float | None = None) -> None:
 def choice(
     label: str, options: Sequence[str], param: str, default: str, key: str, name: Callable[[str], str] = str
 ) -> str:
-    """Draw a choice that the address keeps as `param`; return the option chosen. A choice of time ends one of a stretch of it."""
+    """Draw a choice that the address keeps as `param`; return the option. A choice of time ends one of a stretch."""
     asked = st.query_params.get(param)
-    # not by the session's state: a value that is put there is sent to the browser once, and a quick refresh replaces it unseen
+    # not by the session's state: a value put there is sent to the browser once, and a quick refresh replaces it unseen
     show: dict[str, Any] = {"default": asked if asked in options else default, "required": True, "format_func": name}
 
     def changed() -> None:
@@ -156,7 +156,7 @@ def choice(
 
 
 _CHART = inspect.signature(st.echarts_chart).parameters
-"""The options of this Streamlit's charts. The last one for Python 3.10 has neither `alt` nor clicks: there the buttons zoom."""
+"""This Streamlit's chart options. The last one for Python 3.10 has neither `alt` nor clicks: there the buttons zoom."""
 
 
 def draw_card(card: Card) -> None:
@@ -201,7 +201,7 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
 
 
 def reader_clock(form: str = "%H:%M:%S") -> Callable[[float], str]:
-    """Return what formats a Unix time in the reader's zone, e.g. "14:05:09"; browsers give their offset with the other sign."""
+    """Return what formats a Unix time in the reader's zone, e.g. "14:05:09"; browsers give the offset's opposite."""
     zone = timezone(timedelta(minutes=-(st.context.timezone_offset or 0)))
     return lambda time_s: datetime.fromtimestamp(time_s, zone).strftime(form)
 
@@ -216,7 +216,7 @@ _TAB = "seen"
 
 
 def is_hidden() -> bool:
-    """Return whether the browser's tab is hidden: it then asks for nothing. When that changes, the whole page runs again."""
+    """Return whether the browser's tab is hidden and asks for nothing. When that changes, the whole page runs again."""
     return bool(st.session_state.get(_TAB, {}).get("hidden"))
 
 
