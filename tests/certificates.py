@@ -19,7 +19,7 @@ class Authority:
         self._openssl("req", "-x509", *_KEY, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", f"/CN={name}")
 
     def issue(self, name: str, days: int = 2) -> tuple[Path, Path]:
-        """Return a certificate of localhost and its key: NAME.crt, NAME.key. It has expired where `days` is negative."""
+        """Return a certificate for localhost and its key: NAME.crt, NAME.key. It has expired if `days` is negative."""
         names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
         request = ("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}", "-addext", names)
         self._openssl("req", *_KEY, *request)

@@ -45,10 +45,11 @@ def chromium() -> Iterator[Any]:
 
 
 def without_netlink() -> dict[str, str]:
-    """Return the environment in which Chromium on Linux does not notice changes of network interfaces; empty without a compiler.
+    """Return the environment in which Chromium on Linux does not notice changes of network interfaces.
 
-    When one comes or goes, as docker's do in tests that run at the same time, it drops the requests under way (ERR_NETWORK_CHANGED), on
-    loopback too, and a page whose script was among them stays empty.
+    It is empty where there is no compiler. When an interface comes or goes, as docker's do in tests that run at the
+    same time, Chromium drops the requests under way (ERR_NETWORK_CHANGED), on loopback too, and a page whose script
+    was among them stays empty.
     """
     if sys.platform != "linux" or shutil.which(os.environ.get("CC", "cc")) is None:
         return {}

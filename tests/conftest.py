@@ -1,4 +1,4 @@
-"""What tests leave behind is taken away: open `Watch`es after each, temporary files in the end. And the parts of `make test`."""
+"""Clean up after tests: open `Watch`es after each test, temporary files at the end. And the parts of `make test`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from gpuwatch.hook.watch import open_watches
 # A shell gives SIGINT ignored to what it starts in the background, and so to the programs that tests press Ctrl-C in.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Torch's threads, one for each processor, spin while they wait for each other: a tenth of what the programs of tests compute, and where
-# several files run at a time, seconds.
+# Torch's threads, one for each processor, spin while they wait for each other. That is a tenth of what the programs of
+# tests compute, and takes seconds where several files run at a time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ALONE = "pytest.mark.alone"
 HERE = Path(__file__).parent
 UNIT = HERE / "unit"  # the part `unit`: what computes and waits for nothing
 FIRST = (
-    # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.
+    # A fork has only the devices that autograd knew when it began: tests that add a device in a fork come before any
+    # backward pass.
     ("test_async_device", "test_accuracy_benchmark"),
     # The longest, longest first: begun last, they would run while the other workers have nothing left.
     ("test_compose",),
@@ -58,7 +59,10 @@ def no_open_watch() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have all programs put their temporary files where they go with the session: torchrun, multiprocessing, Chromium leave some."""
+    """Have all programs put their temporary files into a folder that is deleted with the session.
+
+    Otherwise torchrun, multiprocessing and Chromium leave some behind.
+    """
     tmp_path_factory.getbasetemp()  # pytest's own stay where they are, for a look at what has failed
     before, directory = os.environ.get("TMPDIR"), tempfile.mkdtemp(prefix="gw-")  # sockets go there: a short name
     Path(directory).chmod(0o755)  # and other users' programs look into them

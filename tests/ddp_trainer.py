@@ -1,7 +1,8 @@
-"""A DistributedDataParallel training on the CPU with a known truth: where each rank sleeps. Each rank's last line is its report as JSON.
+"""A DistributedDataParallel training on the CPU with a known truth: where each rank sleeps. A helper of the tests.
 
-Under torchrun, or with RANK, WORLD_SIZE and MASTER_* set, it is one rank; `--spawn N` makes N ranks of its own. A helper of the tests.
-Once the `--end-file` is there, all ranks end after the same step, before `--steps`.
+Under torchrun, or with RANK, WORLD_SIZE and MASTER_* set, it is one rank; `--spawn N` makes N ranks of its own. Each
+rank's last line is its report as JSON. Once the `--end-file` is there, all ranks end after the same step, before
+`--steps`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def batches(wanted: argparse.Namespace, seconds: float) -> Iterator[torch.Tensor
 
 
 def steps_of_all(step: int, wanted: argparse.Namespace) -> float:
-    """Return after how many steps all ranks end, by rank 0, which writes it before an all-reduce that the others need to go further."""
+    """Return after how many steps all ranks end.
+
+    Rank 0 decides, and writes it before an all-reduce that the other ranks need to continue.
+    """
     if dist.get_rank() == 0 and not wanted.end_file.stat().st_size:
         wanted.end_file.write_text(str((step // wanted.accumulate + 1) * wanted.accumulate))
     return float(wanted.end_file.read_text() or "inf")

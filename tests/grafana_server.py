@@ -23,7 +23,7 @@ Answer = tuple[int, Any]
 
 
 class FakeGrafana:
-    """One organisation. `before[method, path pattern]` runs right before a request is answered, and may answer itself."""
+    """One organisation. `before[method, path pattern]` runs right before a request is answered, and may answer it."""
 
     def __init__(self, certificate: Path | None = None, prefix: str = "") -> None:
         self.folders: dict[str, dict[str, Any]] = {}

@@ -1,7 +1,8 @@
-"""A dashboard's queries as Grafana would send them: variables resolved and put in by the rules of its Prometheus data source.
+"""A dashboard's queries as Grafana would send them: variables replaced by the rules of its Prometheus data source.
 
-Source: Grafana's documentation, "Template variables" of the Prometheus data source and "Global variables"; and, for the quoting
-of values, `interpolateQueryExpr`: a variable of one value is quoted as a string, one of several as a regular expression.
+Source: Grafana's documentation, "Template variables" of the Prometheus data source and "Global variables"; and, for the
+quoting of values, `interpolateQueryExpr`: a variable of one value is quoted as a string, one of several as a regular
+expression.
 """
 
 from __future__ import annotations

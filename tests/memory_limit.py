@@ -1,4 +1,4 @@
-"""A program in a control group with a real memory limit of its own, so that the kernel's OOM killer acts within it alone."""
+"""Run a program in its own control group with a real memory limit, so that the kernel's OOM killer acts only there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 @contextmanager
 def memory_limit(mib: int) -> Iterator[tuple[str, ...]]:
-    """Give what to put before a command so that it runs within so much memory and no swap; skips where that cannot be had.
+    """Give what to put before a command so that it runs within so much memory and no swap; skip if that is impossible.
 
     A group is made by hand where root may (version 1 or 2), else by systemd.
     """
@@ -38,7 +38,7 @@ def memory_limit(mib: int) -> Iterator[tuple[str, ...]]:
 
 @contextmanager
 def job_group() -> Iterator[Path]:
-    """Give a control group that is named like that of Slurm's job 7, which may be removed; skips where none can be made."""
+    """Give a control group that is named as that of Slurm's job 7, and may be removed; skip where none can be made."""
     first_version = _CGROUPS / "memory"
     around = (first_version if first_version.is_dir() else _CGROUPS) / f"gpuwatch-test-{os.getpid()}"
     group = around / "job_7"

@@ -1,4 +1,4 @@
-"""Write promtool's scenarios into a real Prometheus, so that a moment of each of them is now; what follows is written as time passes.
+"""Write promtool's scenarios into a real Prometheus so that a moment of each is now, and what follows as time passes.
 
 with start_prometheus(directory, CONFIG, "groups: []", options=OPTIONS) as prometheus:
     site = Site(prometheus, [scenario(test, now="7m", mark="-x01", ends={"gpuwatch_gpus_seen": 2})])
@@ -44,7 +44,7 @@ def parsed(text: str) -> Any:
 
 
 BEFORE_S = 30.0
-"""How long before its moment a scenario begins to be live. In this time the recording rules go on from what was written of the past."""
+"""How long before its moment a scenario begins to be live. Recording rules then continue from the written past."""
 DEPTH = 4
 """How many groups of rules read each other in a chain: those of GPUs, owners' states, levels, and what reads them."""
 OPTIONS = ("--web.enable-remote-write-receiver", "--rules.alert.resend-delay=15s")
@@ -57,7 +57,7 @@ CONFIG = {
 
 @dataclass
 class Scenario:
-    """One of promtool's, with the moment that is to be now. `mark` distinguishes its nodes, runs and owners from another's."""
+    """A scenario of promtool's, with the moment that is to be now. `mark` sets its nodes, runs and owners apart."""
 
     mark: str
     interval_s: float
@@ -100,9 +100,10 @@ def scenario(test: Mapping[str, Any], now: str, mark: str, ends: Mapping[str, fl
 
 
 def ends(text: str) -> dict[str, float]:
-    """Return what an alert's series are once the problem is over, by metric: `# ends: {gpuwatch_run_up: 0}` in the text of its scenarios.
+    """Return what an alert's series are once the problem is over, by metric.
 
-    It is {} for an alert that ends with a window of five to fifteen minutes: that is left to promtool. A series can go `stale`.
+    They come from `# ends: {gpuwatch_run_up: 0}` in the text of its scenarios. It is {} for an alert that ends with a
+    window of five to fifteen minutes: that is left to promtool. A series can go `stale`.
     """
     found = re.search(r"^ *# ends: (\{.*\})$", text, re.MULTILINE)
     assert found, "add the values of its series once the problem is over: `# ends: {gpuwatch_run_up: 0}`"
@@ -172,9 +173,10 @@ class Site:
         return found
 
     def evaluate(self, rules: str) -> None:
-        """Give Prometheus these rules in place of those that it has: first those that record, and the alerts at the scenarios' moment.
+        """Give Prometheus these rules in place of those that it has: the alerts only at the scenarios' moment.
 
-        An alert, which fires here after seconds instead of minutes, would otherwise have its text before the series that it names.
+        The recording rules come first. An alert, which fires here after seconds instead of minutes, would otherwise
+        have its text before the series that it names.
         """
         moment_s = self._began_s + BEFORE_S
         self._load([group for group in parsed(rules)["groups"] if not any("alert" in rule for rule in group["rules"])])

@@ -52,7 +52,10 @@ def require(*programs: str) -> str:
 
 
 def _ports() -> Iterator[int]:
-    """Yield ports below those that the system gives to connections by itself; each process of a part's has its own thousand."""
+    """Yield ports below those that the system gives to connections itself.
+
+    Each process of a part of the tests has its own thousand.
+    """
     before = {"unit": 0, "alone": 2}.get(os.environ.get("TEST_PART", ""), 4)  # processes of the parts before it
     first = 20_000 + 1_000 * ((before + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))) % 12)
     start = random.randrange(1_000)
@@ -63,7 +66,7 @@ _PORTS = _ports()
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nothing listens on now, and that is not given to another test before it is used."""
+    """Return a TCP port of 127.0.0.1 on which nothing listens, and that no other test gets before it is used."""
     for port in itertools.islice(_PORTS, 1_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -79,10 +82,16 @@ def get_json(url: str, timeout_s: float = 5, **parameters: str) -> Any:
 
 
 GO = {"GOGC": os.environ.get("GOGC", "400"), "GOMAXPROCS": "1"}
-"""Environment of programs in Go, which take up to a third less time on one processor and with their garbage collected less often, but more memory."""
+"""Environment of programs in Go: one processor, and garbage collected less often.
+
+They then take up to a third less time, but more memory.
+"""
 
 PATIENCE = 3.0
-"""A machine that runs several files of tests at once is slower by as much: a deadline that bounds a failure only, waits so much longer."""
+"""A machine that runs several files of tests at once is slower by as much.
+
+A deadline that only bounds a failure waits so much longer.
+"""
 
 
 def wait_for(what: str, look: Callable[[], T | None], timeout_s: float, every_s: float = 0.2) -> T:
@@ -170,7 +179,7 @@ def prometheus_config(
 
 
 def hastened(rules: str) -> str:
-    """Return alerting rules that are evaluated every 2 s, and whose windows of one and two minutes, for missed scrapes, are 10 s."""
+    """Return alerting rules evaluated every 2 s, whose windows of 1 and 2 minutes, for missed scrapes, are 10 s."""
     return re.sub(r"\[[12]m\]", "[10s]", re.sub(r"(?m)^  interval: \w+$", "  interval: 2s", rules))
 
 

@@ -45,7 +45,7 @@ class Slurm:
 
 
 def epilog_line(log: Path) -> str:
-    """Return the line of docs/deploy/slurm.md that prints a job at its end, with this Python's gpuwatch and this log."""
+    """Return the line of docs/deploy/slurm.md that prints a job at its end, for this Python's gpuwatch and this log."""
     page = (Path(__file__).parents[1] / "docs/deploy/slurm.md").read_text()
     found = re.search(r"^timeout .* /opt/gpuwatch/bin/gpuwatch .*>>(/var/log/\S+) .*$", page, re.MULTILINE)
     assert found is not None

@@ -1,7 +1,7 @@
 """A training whose truth is known: it keeps its own clock around everything that it makes slow.
 
-Run as `python tests/trainer.py --seconds 20 --wait-ms 30 --compute-ms 20`; SIGUSR1 ends it sooner. Each line on stdout is the
-truth up to then as JSON, with the time ("at", Unix): about one a second, and one at the end.
+Run as `python tests/trainer.py --seconds 20 --wait-ms 30 --compute-ms 20`; SIGUSR1 ends it sooner. Each line on stdout
+is the truth up to then as JSON, with the time ("at", Unix): about one a second, and one at the end.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Builds a CUDA runtime that needs no GPU, for torch's own CUDA build, and stubs for the other libraries that this build loads.
+"""Build a CUDA runtime that needs no GPU, for torch's own CUDA build, and stubs for the other libraries of that build.
 
-    python tests/cuda_runtime/build.py        # in an environment whose torch is a CUDA build, installed without its dependencies
+    python tests/cuda_runtime/build.py        # where torch is a CUDA build, installed without its dependencies
 
-What is missing, and which functions and symbol versions torch wants of each, is read from torch's own libraries (`nm`, `readelf`), so
-another release of torch with CUDA 13 needs no change here. All goes to torch's `lib` folder, where torch looks last: where NVIDIA's
-own libraries are installed, nothing is built and the command fails.
+What is missing, and which functions and symbol versions torch wants of each library, is read from torch's own libraries
+(`nm`, `readelf`), so another release of torch with CUDA 13 needs no change here. All files go to torch's `lib` folder,
+where torch looks last: where NVIDIA's own libraries are installed, nothing is built and the command fails.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def build(libraries: Path) -> list[Path]:
 
 
 def _imports(paths: Iterable[Path]) -> tuple[set[str], dict[str, dict[str, str]]]:
-    """Return the foreign libraries that these need, and of each the functions imported, with their symbol version or ""."""
+    """Return the foreign libraries that these files need, and the functions that they import from each.
+
+    Each function comes with its symbol version, or "" where it has none.
+    """
     needed: set[str] = set()
     wanted: dict[str, dict[str, str]] = {}
     for path in paths:
@@ -96,7 +99,10 @@ def _imports(paths: Iterable[Path]) -> tuple[set[str], dict[str, dict[str, str]]
 
 
 def _version_files(path: Path) -> dict[str, str]:
-    """Return the library behind each symbol version that a library wants: {"libcudart.so.13": "libcudart.so.13", "NVSHMEM": …}."""
+    """Return the library behind each symbol version that a library wants.
+
+    For example {"libcudart.so.13": "libcudart.so.13", "NVSHMEM": …}.
+    """
     files, library = {}, ""
     for line in _run("readelf", "--version-info", "--wide", str(path)).splitlines():
         if match := re.search(r"File: (\S+)", line):
@@ -109,7 +115,7 @@ def _version_files(path: Path) -> dict[str, str]:
 def _write_stubs(directory: Path, library: str, functions: Iterable[str]) -> Path:
     """Write a C file with those functions that `cudart.c` does not have. Return its path.
 
-    A function of the runtime counts the call and answers that it is not supported; any other answers 0, its library's success.
+    A function of the runtime counts the call and returns the error "not supported"; any other returns 0, success.
     """
     defined = set(re.findall(r"^\S.*?\b(\w+)\(.*\{", _SOURCE.read_text(), re.MULTILINE))
     lines = ["int sim_missing(int *id, const char *name);"] if library == RUNTIME else []

@@ -1,4 +1,7 @@
-"""Each test of the simulated runtime runs in a forked process: a sticky error or a broken capture ends with it, as it does on a GPU."""
+"""Run each test of the simulated runtime in a forked process.
+
+A sticky error or a broken capture ends with the process, as it does on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from tests.cuda_runtime.runtime import Runtime, loaded
 
 @pytest.fixture(scope="session")
 def imported() -> None:
-    """What torch imports with the first optimizer takes seconds: once for all children. No device and no thread is made for that."""
+    """Import what torch needs for its first optimizer once for all children: it takes seconds.
+
+    This sets up no device and starts no thread.
+    """
     torch = pytest.importorskip("torch")
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 

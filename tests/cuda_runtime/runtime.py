@@ -1,4 +1,4 @@
-"""The simulated CUDA runtime under torch's own CUDA build, as tests and benchmarks use it: its work, errors, counters and captures.
+"""The simulated CUDA runtime under torch's own CUDA build, for tests and benchmarks: work, errors, counters, captures.
 
 runtime = loaded()             # skips where torch is no CUDA build on this runtime: make test-cuda-runtime
 runtime.launch(3_000_000)      # 3 ms of work on torch's current stream
@@ -44,7 +44,10 @@ class Runtime:
         library.sim_copy_bytes_per_ns.argtypes = [ctypes.c_double]
 
     def launch(self, work_ns: int, stream: int | None = None, fails_with: int = 0) -> None:
-        """Queue work on a stream, torch's current one for None, that may end with a sticky error. Raises what torch's own launches raise."""
+        """Queue work on a stream, which may end with a sticky error. None is torch's current stream.
+
+        Raises what torch's own launches raise.
+        """
         handle = ctypes.c_void_p(_current_stream() if stream is None else stream)
         if fails_with:
             error = self.cuda.sim_launch_failing(handle, ctypes.c_int64(work_ns), fails_with)
@@ -82,7 +85,7 @@ class Runtime:
         self.cuda.sim_copy_bytes_per_ns(bytes_per_ns)
 
     def fail(self, call: str, nth: int, error: int, sticky: bool = False) -> None:
-        """Let the nth call of that name from now on fail (0: every one); if it is sticky, all that comes after it too."""
+        """Let the nth call of that name from now on fail (0: every one). After a sticky error, all later calls fail."""
         assert self.cuda.sim_fail(call.encode(), ctypes.c_long(nth), error, int(sticky)), "too many errors at once"
 
     def reset(self) -> None:
@@ -141,7 +144,10 @@ def _library() -> ctypes.CDLL | None:
 
 
 def loaded() -> Runtime:
-    """Return the runtime that torch runs on. Skips the test or module where there is none; under `make test-cuda-runtime` it fails."""
+    """Return the runtime that torch runs on. Skip the test or module where there is none.
+
+    Under `make test-cuda-runtime` the test fails instead.
+    """
     library = _library()
     if library is None:
         reason = "torch's CUDA build on a simulated runtime: make test-cuda-runtime"
@@ -151,7 +157,7 @@ def loaded() -> Runtime:
     return Runtime(library)
 
 
-# A training without maths ------------------------------------------------------------------------------------------------
+# A training without maths --------------------------------------------------------------------------------------------
 
 
 def optimizer_of(runtime: Runtime, work_ns: int) -> Any:

@@ -1,4 +1,7 @@
-"""Every scenario of `python -m benchmarks.accuracy` with torch's own CUDA events: injected time is reported within the same bound."""
+"""Every scenario of `python -m benchmarks.accuracy` with torch's own CUDA events.
+
+Injected time is reported within the same bound.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SECONDS = 1.5
 
 
 def scenarios() -> list[str]:
-    """Return the names of all scenarios. They are read, not imported: that would import torch where this is only collected."""
+    """Return the names of all scenarios, read from the file: an import of it would import torch in every collection."""
     tree = ast.parse(SCENARIOS.read_text(encoding="utf-8"))
     calls = [
         node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Scenario"

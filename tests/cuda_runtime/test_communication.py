@@ -1,6 +1,7 @@
-"""Torch's own DistributedDataParallel and FSDP on streams that only take time: `comm_wait` is what the training's stream waited for the others.
+"""Torch's own DistributedDataParallel and FSDP on streams that only take time.
 
-Of two ranks one is there. The other one is late: a collective takes until it has come, and then its own time.
+`comm_wait` is what the training's stream waited for the others. Of two ranks only one is there. The other one is late:
+a collective takes until it has come, and then its own time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MS = 1_000_000
 
 
 class OtherRank:
-    """The process group of this rank and one that is not there. Each collective is work on a stream of its own, as NCCL's."""
+    """The process group of this rank and one that does not exist. As with NCCL, collectives run on their own stream."""
 
     def __init__(self, runtime: Any) -> None:
         self.takes_ns = 2 * MS
@@ -125,7 +126,8 @@ def check(
 ) -> float:
     """Train and check `comm_wait`, within two points of the run's time; return it in ms a step.
 
-    `before(step)` returns the context of forward and backward, `waited_ns()` how long the training's stream waited in the step.
+    `before(step)` returns the context of forward and backward; `waited_ns()` returns how long the training's stream
+    waited in the step.
     """
     batch = torch.empty(4, 64, device="cuda", requires_grad=True)
     optimizer = runtime_module.optimizer_of(runtime, MS // 2)
@@ -177,7 +179,10 @@ def test_ddp_waits_for_no_rank_while_it_accumulates_gradients(runtime: Any) -> N
 def test_fsdp_waits_for_its_collectives_and_other_streams_are_none(
     runtime: Any, late_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first all-gather and the last reduce-scatter of a step are never hidden, and the late rank delays the first collective."""
+    """The first all-gather and the last reduce-scatter of a step are never hidden.
+
+    The late rank delays the first collective.
+    """
     from torch.distributed.fsdp import fully_shard
 
     own = torch.cuda.Stream.wait_event

@@ -1,4 +1,4 @@
-"""gpuwatch on torch's own CUDA code: it never waits for the device, never disturbs a capture, and never shows an error of its calls."""
+"""gpuwatch on torch's own CUDA code: it never waits for the device, disturbs a capture, or shows its calls' errors."""
 
 from __future__ import annotations
 
@@ -108,13 +108,16 @@ def passes_of(runtime: Runtime) -> Callable[[int, str], None]:
     return at
 
 
-# Nothing waits, and few calls ---------------------------------------------------------------------------------------------
+# Nothing waits, and few calls ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("regime", "most_us"), [("device lags", 11), ("device starved", 11), ("short steps", 11)])
 def test_no_call_waits_for_the_device_and_few_are_made_a_step(runtime: Runtime, regime: str, most_us: float) -> None:
-    """By the middle of what the calls take on GPUs. The goal is 10. A busy machine makes steps vary, and more of them are measured:
-    then it is tried again, and 11 allowed. `tests/unit/ledger/test_device.py` counts the calls of steps that are alike."""
+    """The cost is that of the middle of what the calls take on GPUs. The goal is 10 µs; 11 are allowed.
+
+    A busy machine makes steps vary, and more of them are measured: then it is tried again.
+    `tests/unit/ledger/test_device.py` counts the calls of steps that are alike.
+    """
     from benchmarks.overhead.device_calls import REGIMES, added_calls
 
     calls = added_calls(runtime, REGIMES[regime], steps=200)
@@ -175,7 +178,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-# Captures -----------------------------------------------------------------------------------------------------------------
+# Captures ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
@@ -204,7 +207,7 @@ def test_a_graph_of_a_step_is_captured_as_without_gpuwatch(runtime: Runtime, mod
 
 
 def test_a_batch_is_asked_for_in_a_capture(runtime: Runtime) -> None:
-    """Steps 10 to 12 of a training on a stream of its own are one graph: a batch is fetched and steps end while it is captured."""
+    """Steps 10 to 12 of a training on its own stream are one graph: the capture contains fetches and ends of steps."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.set_stream(stream)
     with runtime.manual_clock(), gpuwatch.Watch(quiet=True, budget=1.0) as watch:
@@ -229,7 +232,7 @@ MODES = pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED], ids=["g
 
 
 class RawCapture:
-    """A capture begun and ended in the runtime itself, as C++ libraries do. `ended` is the error of its end, 0 for none."""
+    """A capture begun and ended in the runtime itself, as C++ libraries do. `ended`: the error of its end, or 0."""
 
     def __init__(self, runtime: Runtime, mode: int) -> None:
         self._runtime, self._mode, self._stream = runtime, mode, runtime.stream()
@@ -265,7 +268,7 @@ class GraphCapture:
 
 
 def beside_a_capture(runtime: Runtime, capture: Any, by_other_thread: bool, is_watched: bool) -> tuple[Any, Any]:
-    """Run a training while a capture on another stream is under way in steps 10 to 30; return its outcome, and that of the capture."""
+    """Run a training while another stream is captured in steps 10 to 30; return its outcome, and the capture's."""
     wanted: queue.Queue[Callable[[], None] | None] = queue.Queue()
 
     def do(work: Callable[[], None]) -> None:
@@ -322,7 +325,7 @@ def test_a_capture_on_another_stream_of_the_training_thread_is_not_broken(runtim
         )
 
 
-# Errors -------------------------------------------------------------------------------------------------------------------
+# Errors --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nth", [1, 2, 7])
@@ -385,7 +388,7 @@ def test_an_error_of_what_is_asked_before_an_event_stays_with_us(runtime: Runtim
 def test_the_users_own_asynchronous_error_is_raised_where_it_is_without_gpuwatch(
     runtime: Runtime, passes_at: str
 ) -> None:
-    """A kernel of step 10 fails; the device comes to it as soon as its time passes, at one place of the loop or another."""
+    """A kernel of step 10 fails; the device reaches it when its time passes, at one place of the loop or another."""
 
     def run(is_watched: bool) -> tuple[tuple[int, str], str, str]:
         def at(step: int, place: str) -> None:
@@ -415,7 +418,7 @@ def exit_of_a_child(do: Callable[[], Any]) -> int:
 
 
 def test_a_loader_worker_may_collect_what_a_run_has_left(runtime: Runtime) -> None:
-    """In a forked child CUDA fails, and an event that is destroyed there aborts it: seen with DataLoader workers on an H100."""
+    """In a forked child CUDA fails, and destroying an event aborts it: seen with DataLoader workers on an H100."""
     kept: list[Any] = [torch.cuda.Event(enable_timing=True)]
     kept[0].record()
     assert exit_of_a_child(kept.clear) == -signal.SIGABRT, "the simulated runtime behaves as CUDA does"
@@ -437,7 +440,7 @@ def test_a_loader_worker_may_collect_what_a_run_has_left(runtime: Runtime) -> No
     assert calls[CREATE] < 4 * made and calls["cudaEventDestroy"] == 0
 
 
-# What is measured ---------------------------------------------------------------------------------------------------------
+# What is measured ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -483,7 +486,10 @@ def test_starvation_is_what_the_stream_was_empty(
 
 
 def test_a_wait_for_a_side_stream_with_copies_is_transfer(runtime: Runtime) -> None:
-    """Each step waits for its batch on another stream, 12 ms behind a copy, then works for 6 ms; the other stream waits for this one before."""
+    """Each step waits for another stream, which has a copy and 12 ms of work, then works for 6 ms.
+
+    Before that, the other stream waits for this one.
+    """
     main, side, batch = torch.cuda.current_stream(), torch.cuda.Stream(), pinned_batch()
     optimizer, waited_ns = optimizer_of(runtime, 3 * MS), 0
     own = vars(torch.cuda.Event)["wait"]

@@ -1,4 +1,4 @@
-"""A docker engine for tests: the one that answers, or one of our own in a temporary directory, stopped by its own pid."""
+"""A docker engine for tests: the one that answers, or our own in a temporary directory, stopped by its own pid."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Site:
         return f"http://127.0.0.1:{self.ports[service]}{path}"
 
     def _containers(self, column: str) -> dict[str, str]:
-        """Return what `docker ps` says of each container by its service. Compose may be a Python program that takes a second to ask."""
+        """Return a column of `docker ps` by service. Compose may be a Python program that takes a second to answer."""
         project = self.compose[self.compose.index("-p") + 1]
         listed = self.engine.run(
             *("docker", "ps", "--all", "--no-trunc", "--filter", f"label=com.docker.compose.project={project}"),

@@ -1,7 +1,8 @@
 """docker-compose.yml as it is shipped, brought up for real: training on the host, everything else in containers.
 
-Base images are pulled, or built from Debian under the same names where no registry answers (tests/docker). The tests share one site
-and one long training, which starves from the first test to the last: what happens to the site in between must not cost it a second.
+Base images are pulled, or built from Debian under the same names where no registry answers (tests/docker). The tests
+share one site and one long training, which starves from the first test to the last: what happens to the site in between
+must not cost it a second.
 """
 
 from __future__ import annotations

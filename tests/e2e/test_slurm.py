@@ -35,7 +35,7 @@ with gpuwatch.Watch(quiet=True) as w:
             time.sleep(0.02)
 """
 SHORT = "import time, gpuwatch; [time.sleep(0.3) for _ in gpuwatch.Watch(quiet=True).steps(range(5))]"
-"""Long enough to be heard of: a program that ends at once has 0.3 s for its last message, which is little on a busy machine."""
+"""Long enough for its last message to arrive: a program that ends at once has 0.3 s, too little on a busy machine."""
 RESUMES = """
 import os, sys, time
 import gpuwatch
@@ -186,7 +186,7 @@ def test_gpus_that_a_job_has_and_does_not_use(site: Site) -> None:
 def test_two_requeues_are_three_attempts_of_one_job(site: Site, tmp_path: Path) -> None:
     script, program = tmp_path / "job.sh", tmp_path / "train.py"
     program.write_text(RESUMES)
-    # On a real cluster the socket that the script has from its own node's TaskProlog is in the same place on all of them.
+    # On a real cluster the socket that the script gets from its own node's TaskProlog has the same path on all nodes.
     script.write_text(f"#!/bin/sh\nunset GPUWATCH_ENDPOINT\nexec srun {sys.executable} {program} {tmp_path}\n")
     number = site.slurm.run("sbatch", "--parsable", "-N2", "-n2", "--requeue", "-o", "/dev/null", str(script)).strip()
 

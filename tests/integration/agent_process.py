@@ -56,7 +56,9 @@ print(json.dumps({"states": dict(report.states), "steps": report.steps, "samples
 
 
 class Agent:
-    """One `gpuwatch agent`, with all of its series. It may be killed and started again on the same port, socket and history.
+    """One `gpuwatch agent`, with all of its series.
+
+    It may be killed and started again on the same port, socket and history.
 
     `general`: options of gpuwatch itself, as `--verbose`.
     """

@@ -1,4 +1,4 @@
-"""A Prometheus that holds a day of a made-up fleet, as the rules record it: written into its store by promtool, not waited for."""
+"""A Prometheus that holds a day of a made-up fleet, as the rules record it: promtool writes it, so no test waits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Share:
 
 
 def recorded(shares: list[Share], price: float | None = None, silent: Sequence[str] = ()) -> Series:
-    """Return the value of every series, which is the same all the time; `price` of a GPU-hour, `silent` nodes do not answer."""
+    """Return every series' value, which never changes. `price`: of a GPU-hour; `silent`: nodes that do not answer."""
     series: Series = {}
 
     def add(name: str, value: float, **labels: str) -> None:
@@ -86,9 +86,10 @@ def recorded(shares: list[Share], price: float | None = None, silent: Sequence[s
 def write_blocks(
     series: Series, hours: float, folder: Path, ahead_s: int = 0, ago_s: int = 0, drawn: bool = False
 ) -> None:
-    """Write the series over the last hours, up to `ago_s` ago, into a Prometheus store, with promtool. The folder must not exist yet.
+    """Write the series over the last hours, up to `ago_s` ago, into a Prometheus store, with promtool.
 
-    What is asked for as it is now goes on for `ahead_s` more, for a store that takes long to write; `drawn`: its past is there too.
+    The folder must not exist yet. Series of which only the last value is read go on for `ahead_s` more, for a store
+    that takes long to write. `drawn`: their past is written too.
     """
     text = folder.parent / "recorded.om"
     now = int(time.time()) - ago_s

@@ -16,7 +16,7 @@ from tests.servers import require
 
 @pytest.mark.skipif(sys.platform != "linux", reason="netlink is Linux's")
 def test_the_browser_has_no_socket_for_news_of_networks() -> None:
-    """Else docker's bridges, in tests that run at the same time, end the requests under way, and a page may stay empty."""
+    """Otherwise docker's bridges, in tests at the same time, end the requests under way, and a page may stay empty."""
     require("cc")
     table = Path("/proc/net/netlink").read_text().splitlines()
     assert table[0].split()[-1] == "Inode"

@@ -133,7 +133,7 @@ class FakeGpu:
     event_reasons: int | None = _H100["event_reasons"]
     """nvmlClocksEventReason* bits."""
     processes: tuple[tuple[int, int | None] | tuple[int, int | None, int], ...] | None = ()
-    """Compute processes: pid and memory in bytes, None for a driver that does not give it; the index of its MIG device."""
+    """Compute processes: pid; memory in bytes, None for a driver that does not give it; the index of the MIG device."""
     mps: tuple[int, ...] = ()
     """Clients of an MPS server, which is among the processes."""
     sm_percent: Mapping[int, int] = field(default_factory=dict)
@@ -155,8 +155,11 @@ class FakeGpu:
     gpm: Mapping[int, float] = field(default_factory=dict)
     """Values by NVML_GPM_METRIC_*, in the driver's units; empty: a GPU before Hopper. 16 at most."""
     mig: tuple[tuple[int, str, int, int] | tuple[int, str, int, int, str], ...] | None = ()
-    """Compute instances: id of the GPU instance, profile, bytes used, bytes in all, UUID (by default "MIG-", the GPU's UUID and the
-    index). Any: MIG is on, and the calls that MIG rules out are not supported. None: a GPU that cannot be split."""
+    """Compute instances: id of the GPU instance, profile, bytes used, bytes in all, UUID.
+
+    The UUID is by default "MIG-", the GPU's UUID and the index. Any: MIG is on, and the calls that MIG rules out are
+    not supported. None: a GPU that cannot be split.
+    """
     mig_activity: Mapping[int, float] = field(default_factory=dict)
     """By index of an instance: its GPM values as a share of the GPU's, half by default."""
     lost: bool = False
@@ -194,8 +197,8 @@ class FakeNvml:
     ) -> None:
         """Set what every call from now on answers.
 
-        `errors` and `hangs_s`: as in FakeGpu, for all GPUs and for functions that concern none (nvmlInitWithFlags, say).
-        `load` counts the driver's loads: another number than before is a reload, after which NVML must be initialised again.
+        `errors` and `hangs_s`: as in FakeGpu, for all GPUs and for functions of no GPU (such as nvmlInitWithFlags).
+        `load` counts the driver's loads: when it changes, the driver was reloaded, and NVML must be initialised again.
         """
         lines = [f"driver={driver}", f"cuda={cuda}", f"load={load}", *_faults(errors or {}, hangs_s or {})]
         for gpu in gpus:

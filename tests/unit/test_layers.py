@@ -120,7 +120,10 @@ def test_nothing_names_a_metric_that_the_catalogue_lacks() -> None:
 
 
 def test_no_two_files_import_each_other() -> None:
-    """Circles at run time, those of imports inside functions too. A package's `__init__` stands for what it exports, and is left out."""
+    """Circles at run time count, those of imports inside functions too.
+
+    A package's `__init__` stands for what it exports, and is left out.
+    """
     known = {name for name, path in MODULES.items() if path.name != "__init__.py"}
     graph = {name: _modules(MODULES[name], types=False) & known - {name} for name in known}
     assert len(graph) > 100
@@ -128,7 +131,7 @@ def test_no_two_files_import_each_other() -> None:
 
 
 def test_no_circle_of_imports_has_more_than_three_files() -> None:
-    """All imports count: of a package's `__init__`, inside functions, for types alone, by `import_module` with a literal name."""
+    """All imports count: in a package's `__init__`, in functions, for types alone, by `import_module` with a name."""
     graph = {name: _modules(path, types=True) & MODULES.keys() - {name} for name, path in MODULES.items()}
     assert graph["gpuwatch"] >= {"gpuwatch.hook.watch", "gpuwatch.diagnosis.report"}
     assert [sorted(each) for each in _components(graph) if len(each) > 3] == []
@@ -140,7 +143,10 @@ def test_circles_are_found() -> None:
 
 
 def test_only_the_recorder_writes_its_slots() -> None:
-    """But for a copy of a steady step: `hook/torch/transfers.py` adds its time by itself, as a call would be paid for by every batch."""
+    """The one exception is a copy in a steady step.
+
+    `hook/torch/transfers.py` adds its time by itself, as every batch would pay for a call.
+    """
     writes = re.compile(r"\b_?recorder\.\w+(?:, _?recorder\.\w+)* (?:[-+|]?=) .*")
     found = {path.name: each for path in sources("gpuwatch") if (each := writes.findall(path.read_text()))}
     assert found == {"transfers.py": ["recorder.transfer_ns += clock() - begin"]}
@@ -154,7 +160,10 @@ def test_nothing_private_of_a_watch_is_used_by_other_files() -> None:
 
 
 def _modules(path: Path, types: bool) -> set[str]:
-    """Return the names that a file imports, `from package import module` as both. `types`: those for type checkers alone too."""
+    """Return the names that a file imports, `from package import module` as both.
+
+    `types`: those for type checkers alone too.
+    """
     found = set()
     tree = ast.parse(path.read_text())
     for block in [node for node in ast.walk(tree) if isinstance(node, ast.If)]:

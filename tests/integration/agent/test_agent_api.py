@@ -127,7 +127,7 @@ def test_ledger(agent: Agent) -> None:
     (run,) = (each for each in found["runs"] if each["run"] == RUN)
     states = agent.wait_run(RUN)["states"]
     assert run["rank"] == "0" and run["seconds"] == pytest.approx(sum(run["states"].values()))
-    # the run began at the agent's side with what it had done before: up to a second of it is from before the first sample
+    # the agent's record of the run begins with what it had done before: up to a second is from before the first sample
     assert run["states"]["input_wait"] == pytest.approx(states["input_wait"], abs=1.5)
     assert found["gpus"] == [] and found["end_s"] - found["start_s"] == 3600
     assert agent.get("/api/v1/ledger", start=1, end=2)["runs"] == []
@@ -212,7 +212,7 @@ def test_page_is_compressed_when_asked_for(agent: Agent) -> None:
 
 
 def test_the_core_metrics_of_a_node_without_gpus_are_on_the_page(agent: Agent) -> None:
-    """Every name on the page is in the catalogue, which `metrics` asserts; and what needs no GPU, worker or finding is there."""
+    """Every name on the page is in the catalogue (see `metrics`). What needs no GPU, worker or finding is there."""
     there = {key[0] for key in agent.metrics()}
     core = """run_seconds_total ledger_watermark_timestamp_seconds step_phase_seconds_total steps_total samples_total
         run_info run_up step_records_lost_total hook_overhead_seconds_total cpu_seconds_total cpu_cores

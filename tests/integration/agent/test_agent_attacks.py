@@ -1,4 +1,7 @@
-"""Attacks on a real agent by real processes, as another user and in masses, together with an honest run: docs/evidence/faults.md."""
+"""Attacks on a real agent by real processes, as another user and in masses, beside an honest run.
+
+The results are in docs/evidence/faults.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A finding of a real run whose starvation comes and goes: it begins once it has lasted, ends once it has been gone, and does not flap."""
+"""A finding of a real run whose starvation comes and goes.
+
+It begins once that has lasted, ends once it has been gone for a while, and does not flap.
+"""
 
 from __future__ import annotations
 

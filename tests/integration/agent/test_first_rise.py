@@ -1,4 +1,7 @@
-"""A real Prometheus sees every first rise from 0, shares as the agent has them, and an ended run's last values before its series go."""
+"""A real Prometheus sees every first rise from 0, shares as the agent has them, and an ended run's last values.
+
+Those are scraped before the run's series go.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is between an alert and a reader fails: counted, tried again, and no alert is lost; what is misspelt is named."""
+"""What is between an alert and a reader fails: counted and tried again, no alert is lost; what is misspelt is named."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a site is sent: 64 starving ranks, 24 idle GPUs of 8 users and a hang of 4 ranks, on the real Prometheus and Alertmanager.
+"""What a site is sent: 64 starving ranks, 24 idle GPUs of 8 users and a hang of 4 ranks.
 
-The pages are rendered by the agent's exporter from samples that the metric catalogue has checked.
+Prometheus and Alertmanager are real. The pages are rendered by the agent's exporter from samples that the metric
+catalogue has checked.
 """
 
 from __future__ import annotations
@@ -123,7 +124,10 @@ def serving(site: Site) -> Iterator[int]:
 
 
 def alertmanager_config(folder: Path, slack: str) -> str:
-    """Return the shipped configuration with Slack as its receiver and a group_wait of 20 seconds, in which a busy machine has seen all nodes."""
+    """Return the shipped configuration with Slack as its receiver and a group_wait of 20 seconds.
+
+    In that time even a busy machine has seen all nodes.
+    """
     folder.mkdir(parents=True)
     shutil.copytree(FOLDER / "templates", folder / "templates")
     config = yaml.safe_load(CONFIG.read_text())

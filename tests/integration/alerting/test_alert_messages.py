@@ -1,7 +1,8 @@
-"""What a reader gets of every alert: Slack, mail and webhook, rendered by the real Alertmanager, compared with tests/golden/alerts.
+"""What a reader gets of every alert: Slack, mail and webhook, rendered by the real Alertmanager.
 
-The alerts are those that promtool's scenarios expect of the rules (deploy/prometheus/tests). UPDATE_GOLDEN=1 writes the files again.
-One test has them fire: the scenarios' series are written to a real Prometheus with the shipped rules.
+It is compared with tests/golden/alerts; UPDATE_GOLDEN=1 writes those files again. The alerts are those that promtool's
+scenarios expect of the rules (deploy/prometheus/tests). One test has them fire: the scenarios' series are written to a
+real Prometheus with the shipped rules.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ Messages = Mapping[str, Mapping[str, str]]
 
 
 def complete(name: str) -> tuple[Any, Any, Any]:
-    """Return the first scenario of this name that expects an alert with all annotations, with what it expects and of it that alert."""
+    """Return the first scenario of this name that expects an alert with all annotations.
+
+    With it come the expectation, and the alert in it.
+    """
     for test in parsed((SCENARIOS / f"{name}.yml").read_text())["tests"]:
         for each in test.get("alert_rule_test", ()):
             for found in each["exp_alerts"]:
@@ -171,18 +175,22 @@ def test_there_is_no_message_of_an_alert_that_is_gone() -> None:
 LATER = {"ShortRunsStarved": (("14 ", "13 "), ("12.0 ", "9.6 "))}
 """What changes in a golden file within a minute of its moment: here, a trial leaves the window of ten minutes."""
 ALSO = {("StragglerAcrossNodes", "GpuStarved")}
-"""Alerts, with the scenario's, that have a message of their own: a rank that is late because it waits for input 30% of its time."""
+"""Pairs of a scenario and another alert that it fires, with a message of its own.
+
+The straggler is late because it waits for input 30% of its time.
+"""
 
 
 DATE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \+0000"
 
 
 def test_each_alert_from_its_series_to_its_message(tmp_path: Path) -> None:
-    """A real Prometheus, in which now is the moment of each alert's scenario, and a real Alertmanager as shipped: one message each, that of the golden files; and its end.
+    """Each alert brings one message, that of the golden files, and one at its end.
 
-    What differs from a site: samples of the past are written and not scraped, and recorded from with `query_range`; rules are
-    evaluated every 3 s, `for` is 3 s (promtool's scenarios are about when they fire) and alerts are held for 9 s; Alertmanager
-    waits 4.5 s for a group. Windows, thresholds and texts are as shipped.
+    A real Prometheus, in which now is the moment of each alert's scenario, and a real Alertmanager as shipped. What
+    differs from a site: samples of the past are written and not scraped, and recorded from with `query_range`; rules
+    are evaluated every 3 s, `for` is 3 s (promtool's scenarios are about when they fire) and alerts are held for 9 s;
+    Alertmanager waits 4.5 s for a group. Windows, thresholds and texts are as shipped.
     """
     marks = {name: f"-x{number:02d}" for number, name in enumerate(alerts())}
     what_ends = {name: ends((SCENARIOS / f"{name}.yml").read_text()) for name in alerts()}

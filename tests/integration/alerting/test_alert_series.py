@@ -1,6 +1,6 @@
-"""The chain of every alert: a series in its promtool scenarios is one that an agent or the simulator serves, names and labels alike.
+"""The chain of every alert: each series in its promtool scenarios is one that an agent or the simulator serves.
 
-An alert on a series that is not exported never fires, however well its scenarios pass.
+Names and labels are compared. An alert on a series that is not exported never fires, however well its scenarios pass.
 """
 
 from __future__ import annotations
@@ -69,8 +69,11 @@ def produced(tmp_path_factory: pytest.TempPathFactory) -> set[Shape]:
 
 
 def agent_shapes(folder: Path) -> set[Shape]:
-    """Return what a real agent serves of GPUs with every kind of owner: a run's, one's in a pod, a process's, a job's and a pod's that use
-    no one's, two runs' and a job's."""
+    """Return what a real agent serves of GPUs with every kind of owner.
+
+    The owners: a run, a run in a pod, a process without a run, a job and a pod that do not use their GPUs, and two
+    runs with a job.
+    """
     nvml = FakeNvml(folder)
     (folder / "allocations").mkdir()
     (folder / "allocations/7.json").write_text(json.dumps({"gpus": [2], "job": "7", "user": "alice"}))

@@ -1,4 +1,4 @@
-"""The shipped Alertmanager configuration in the real Alertmanager: what silences what, and what its receivers are sent."""
+"""The shipped Alertmanager configuration in the real Alertmanager: what silences what, what its receivers are sent."""
 
 from __future__ import annotations
 

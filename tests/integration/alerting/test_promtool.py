@@ -1,4 +1,4 @@
-"""What is shipped for Prometheus and Alertmanager, checked by their own tools; the alerts' scenarios are promtool's tests."""
+"""What is shipped for Prometheus and Alertmanager, checked by their own tools; promtool tests the alerts' scenarios."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def run(*command: str) -> str:
 
 
 def test_golden_metrics_page() -> None:
-    """Every metric of the catalogue: names, units, kinds and labels as promtool wants them; no label in camelCase, as dcgm-exporter's modelName is."""
+    """Every metric of the catalogue has the name, unit, kind and labels that promtool wants.
+
+    No label is in camelCase, as dcgm-exporter's modelName is.
+    """
     page = (ROOT / "tests/golden/metrics.txt").read_text()
     command = [require("promtool"), "check", "metrics"]
     done = subprocess.run(command, input=page, capture_output=True, text=True, timeout=DEADLINE_S)
@@ -114,7 +117,10 @@ def test_an_alert_shows_its_cost_in_money(tmp_path: Path, models: dict[str, floa
 
 
 def test_an_alert_s_cost_is_that_of_its_own_model(tmp_path: Path) -> None:
-    """A site of H200s at 4 EUR and others at 2 EUR: an idle GPU, a run that starves and a lost GPU cost what they are, not the mean."""
+    """A site has H200s at 4 EUR and other GPUs at 2 EUR.
+
+    An idle GPU, a run that starves and a lost GPU each cost their own price, not the mean.
+    """
     text = yaml.safe_load(render(prices=Prices(2.0, "EUR", {"NVIDIA H200": 4.0})))
     for rule in (rule for group in text["groups"] for rule in group["rules"] if "alert" in rule):
         rule["annotations"] = {"cost": rule["annotations"]["cost"]}
@@ -534,7 +540,7 @@ def test_alert(tmp_path: Path, path: Path) -> None:
     ],
 )
 def test_a_rule_that_is_broken_is_noticed(tmp_path: Path, old: str, new: str, alert: str, scenario: str) -> None:
-    """The scenarios can fail: each of these rules lacks something that one of them is about. That one is run with it."""
+    """The scenarios can fail: each of these rules lacks something that one scenario is about, which is run with it."""
     rules = RULES_FILE.read_text()
     assert old in rules
     scenarios = parsed((DEPLOY / f"prometheus/tests/{alert}.yml").read_text())
@@ -545,7 +551,10 @@ def test_a_rule_that_is_broken_is_noticed(tmp_path: Path, old: str, new: str, al
 
 
 def run_scenarios(directory: Path, scenarios: Mapping[str, Any], rules: str) -> subprocess.CompletedProcess[str]:
-    """Run a file of scenarios, each with those rules that it mentions, and what they are made of: all would take ten times as long. Where it asks for all alerts, with all."""
+    """Run a file of scenarios, each with only the rules that it mentions and those that they read.
+
+    All rules would take ten times as long. A scenario that asks for all alerts gets all rules.
+    """
     groups = parsed(rules)["groups"]
     files = []
     for number, scenario in enumerate(scenarios["tests"]):

@@ -1,4 +1,7 @@
-"""A short run of `python -m benchmarks.accuracy` on the torch device without hardware: the same bound of 2 points as in the full table."""
+"""A short run of `python -m benchmarks.accuracy` on the torch device without hardware.
+
+The bound is 2 points, as in the full table.
+"""
 
 from __future__ import annotations
 

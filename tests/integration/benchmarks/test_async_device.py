@@ -1,4 +1,7 @@
-"""The torch device without hardware behaves as CUDA does, and its account of its own work is right. Each test runs in a fork that has the device."""
+"""The torch device without hardware behaves as CUDA does, and its account of its own work is right.
+
+Each test runs in a fork that has the device.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The benchmark of the diagnosis on four of its programs: a cause, another one, two at once, and none. All of it: `python -m benchmarks.diagnosis`."""
+"""The benchmark of the diagnosis on four of its programs: a cause, another one, two at once, and none.
+
+All programs: `python -m benchmarks.diagnosis`.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Values = dict[tuple[str, ...], float]
 
 
 def values(collector: GpuCollector) -> Values:
-    """Values of the standard set, and the energy counter that it is made from, by (metric without its prefix, labels) of one turn."""
+    """Return the values of one turn by (metric without its prefix, labels): the standard set and its energy counter."""
     found = list(collector.collect())
     counters = [s for s in found if s.metric == "gpuwatch_gpu_driver_energy_joules_total"]
     samples = list(check([*standard(found), *counters]))

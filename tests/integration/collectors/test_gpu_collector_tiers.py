@@ -225,7 +225,7 @@ def test_xids_of_a_split_gpu_are_read(nvml, collector, clock):
 
 
 def test_instance_that_the_agent_may_not_see_hides_no_other(nvml, collector, monkeypatch):
-    """In a container that may not monitor MIG. Its processes, where the driver lists them, are on none of the others."""
+    """In a container that may not monitor MIG. Its processes, where the driver lists them, are on no other instance."""
     find = pynvml.nvmlDeviceGetMigDeviceHandleByIndex
 
     def first_alone(handle, index):

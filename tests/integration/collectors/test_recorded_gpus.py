@@ -117,7 +117,7 @@ def test_doctor_takes_every_recorded_gpu_for_one_that_answers(nvml: FakeNvml, ma
 
 
 def test_h200_in_five_compute_instances_is_five_parts(nvml: FakeNvml, collector: GpuCollector) -> None:
-    """Two compute instances share the first GPU instance and its memory: each has a UUID, and its own compute slices."""
+    """Two compute instances share the first GPU instance and its memory: each has its own UUID and compute slices."""
     write(nvml, "h200-mig", "load")
     found = values(collector, full=False)
     assert {key[0] for key in found if key[0][0].isalpha()} == {
@@ -173,7 +173,10 @@ def test_not_available_is_absent_and_never_0(
 
 
 def test_agent_on_a_split_gpu_calls_no_state_of_an_instance_without_activity(tmp_path: Path) -> None:
-    """The agent's process and page: an H100's driver with MIG, which does not say how active an instance is, and a process on one."""
+    """The agent's process and page on an H100 with MIG, with a process on one instance.
+
+    The driver does not say how active an instance is.
+    """
     nvml, found = FakeNvml(tmp_path), recording("h100-mig")
     held = replace(recorded("h100-mig", "idle"), processes=((os.getpid(), MIB, 0),))
     nvml.write([held], driver=found["driver"], cuda=found["cuda"])

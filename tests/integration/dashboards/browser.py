@@ -1,4 +1,4 @@
-"""What tests of the pages do in the browser: find numbers, places in a chart, and what a chart says under the pointer."""
+"""What tests of the pages do in the browser: find numbers, places in a chart, and what a chart shows at the pointer."""
 
 from __future__ import annotations
 

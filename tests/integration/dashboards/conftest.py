@@ -49,7 +49,10 @@ def url(agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def page(tab: Any) -> Iterator[Any]:
-    """Give the tab, empty, as large as a desk's screen: Chromium has compiled Streamlit's code there, which takes most of a first visit."""
+    """Give the tab, empty, at the size of a desktop screen.
+
+    Chromium has compiled Streamlit's code in it, which takes most of a first visit.
+    """
     tab.set_viewport_size(DESKTOP)
     tab.emulate_media(color_scheme="light")
     yield tab

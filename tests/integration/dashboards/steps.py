@@ -1,4 +1,7 @@
-"""Made-up step records whose truth is known, downsampled as the agent does it: docs/reference/api.md, `/api/v1/runs/{run}/steps?points=`."""
+"""Made-up step records with a known truth, downsampled as the agent does it.
+
+Source: docs/reference/api.md, `/api/v1/runs/{run}/steps?points=`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class MadeUpSteps:
     wait_s: float
     epoch_steps: int
     device: bool = False
-    """Whether the device measured them: then 60% of the wait was hidden, 4 ms of the step were host wait, 2 ms transfer."""
+    """Whether the device measured them: then 60% of the wait was hidden, 4 ms were host wait and 2 ms transfer."""
 
     def begin_s(self, step: int) -> float:
         """Return a step's begin after the run's start."""

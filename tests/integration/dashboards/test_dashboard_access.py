@@ -1,4 +1,4 @@
-"""The pages for everybody: axe's rules in light and dark, on a desk and on a phone; by keyboard; nothing outside the screen."""
+"""The pages for everybody: axe's rules in light and dark, desktop and phone; the keyboard; nothing off the screen."""
 
 from __future__ import annotations
 

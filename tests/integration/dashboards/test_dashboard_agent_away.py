@@ -1,4 +1,7 @@
-"""The page "Run" while the node's agent is away: what is missing is named, what Prometheus knows is drawn, and it goes on by itself."""
+"""The page "Run" while the node's agent is away: what is missing is named, what Prometheus knows is drawn.
+
+It goes on by itself when the agent is back.
+"""
 
 from __future__ import annotations
 

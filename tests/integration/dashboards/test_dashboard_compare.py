@@ -100,7 +100,7 @@ def test_without_a_link_the_newest_two_are_compared(page: Any, url: str) -> None
 
 
 def test_a_run_stays_compared_when_it_ends(page: Any, url: str, agent: FakeAgent) -> None:
-    """Its text in the choice had its status and its steps: the browser then gave the old one, which was taken for a run."""
+    """The text of a choice had the run's status and steps: the browser gave the old text, which was taken for a run."""
     after = agent.runs[1]
     after["status"] = "running"
     try:

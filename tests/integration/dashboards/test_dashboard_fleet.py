@@ -54,7 +54,7 @@ def figure(page: Any, kind: str) -> float:
 
 
 def rows(page: Any, panel: str) -> list[dict[str, str]]:
-    """Return a table's rows: their cells by their column. After a click the table before may still stand there: it has other columns."""
+    """Return a table's rows: their cells by column. After a click the old table may remain, which has other columns."""
     column = {"by_user": "User", "by_run": "Run"}.get(panel, "Node")
     table = page.locator(f".st-key-panel-{panel}").filter(has=page.locator(f"td[data-label={column}]"))
     table.first.wait_for(timeout=WAIT_MS)

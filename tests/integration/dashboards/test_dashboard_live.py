@@ -138,7 +138,10 @@ def test_choice_of_a_run_is_kept_and_is_in_the_link(page: Any, agent: FakeAgent,
 
 
 def test_page_follows_the_newest_run_while_none_is_chosen(page: Any, agent: FakeAgent, url: str) -> None:
-    """The browser knows a choice by its text: one with the run's status in it came back as a choice that the user had not made."""
+    """The browser knows a choice by its text.
+
+    A text with the run's status in it came back as a choice that the user had not made.
+    """
     old, first = a_run("old", "train.py", 2000.0, status="ended"), a_run("first", "train.py", 900.0)
     agent.runs = [first, old]
     page.goto(url)

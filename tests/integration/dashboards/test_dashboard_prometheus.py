@@ -39,7 +39,7 @@ def source(prometheus: str) -> PrometheusSource:
 
 
 def steps_per_s(source: PrometheusSource) -> float | None:
-    """Return the run's rate, of four seconds: of a scrape that is late the value is later than its time, by 5% where it is 0.2 s."""
+    """Return the run's rate over four seconds. A scrape that is 0.2 s late makes it wrong by 5%."""
     [run] = source.runs()
     assert run.recent is not None
     return run.recent.steps_per_s

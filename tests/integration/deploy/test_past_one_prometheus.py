@@ -1,4 +1,4 @@
-"""Past one Prometheus: agent-mode Prometheus writes to a real VictoriaMetrics, whose vmalert evaluates our rules there."""
+"""Past one Prometheus: one in agent mode writes to a real VictoriaMetrics, whose vmalert evaluates our rules there."""
 
 from __future__ import annotations
 

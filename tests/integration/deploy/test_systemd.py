@@ -31,7 +31,7 @@ def test_systemd_finds_no_fault_with_it(tmp_path: Path) -> None:
 
 
 def test_after_a_reboot_it_waits_for_the_address_that_it_listens_on(tmp_path: Path) -> None:
-    """An address that is not there yet is an error of the configuration, after which systemd does not start it again."""
+    """An address that is not there yet is an error of the configuration, after which systemd does not restart it."""
     refused = Agent(tmp_path).refused("--http", "192.0.2.1:9478")  # with status 2
     assert "Cannot assign requested address" in refused
     unit = UNIT.read_text()

@@ -1,4 +1,4 @@
-"""The program of docs/start/quickstart.md, run as it is written there and as its advice says, prints what the page shows."""
+"""The program of docs/start/quickstart.md, run as written and as its advice says, prints what the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuwatch doctor` as a user runs it: with an agent and without, next to other programs, through a pipe and in a terminal."""
+"""`gpuwatch doctor` as a user runs it: with and without an agent, beside other programs, in a pipe and a terminal."""
 
 from __future__ import annotations
 

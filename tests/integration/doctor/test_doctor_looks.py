@@ -1,4 +1,4 @@
-"""The doctor's looks at the real thing: NVML's binding on a library with its ABI, TCP sockets, this machine's kernel."""
+"""The doctor's checks on real things: NVML's binding on a library with its ABI, TCP sockets, this machine's kernel."""
 
 from __future__ import annotations
 

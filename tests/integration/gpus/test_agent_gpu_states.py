@@ -1,4 +1,4 @@
-"""Every state of a GPU's ledger, through a real agent: scripted NVML, real hooks, and one process that speaks as a hook does."""
+"""Every state of a GPU's ledger through a real agent: scripted NVML, real hooks, one process that speaks as a hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GpuAllocatedUnused from a real agent: which job or pod has a GPU, from a folder and from a kubelet, and the alert that it raises."""
+"""GpuAllocatedUnused from a real agent: which job or pod has a GPU, and the alert that it raises.
+
+The allocations come from a folder and from a kubelet.
+"""
 
 from __future__ import annotations
 

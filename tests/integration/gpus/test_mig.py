@@ -1,4 +1,4 @@
-"""A GPU that is split by MIG, on a real agent: each instance has an owner and a ledger of its own, whose sum is the GPU's time."""
+"""A GPU split by MIG, on a real agent: each instance has its own owner and ledger, whose sum is the GPU's time."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def check(
 
 
 def test_gpu_hours_and_money_by_user_over_two_hours_of_three(tmp_path: Path) -> None:
-    """Alice's two GPUs compute for half of the time and wait for the rest; Bob's is held idle, for the last hour only."""
+    """Alice's two GPUs compute half of the time and wait for the rest; Bob's is held idle, for the last hour only."""
     gpu = 'job="gpuwatch",instance="n1:9478",gpu="{0}",UUID="GPU-{0}"'
 
     def ledger(number: int, state: str, values: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """`gpuwatch grafana`: what it pushes, that pushing again changes nothing, and what it says when Grafana refuses.
 
-Against a server that has the few routes of Grafana's documented API (tests/grafana_server.py): a real Grafana was not at hand.
+It runs against a server with the few routes of Grafana's documented API that it needs (tests/grafana_server.py): a real
+Grafana was not available.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every query of every Grafana dashboard, as Grafana would send it, against a real Prometheus that has scraped a real agent."""
+"""Every query of every Grafana dashboard, sent as Grafana would to a real Prometheus that has scraped a real agent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.servers import Server, free_port, prometheus_config, require, start_p
 
 PRICE = 2.5
 CONFIG = Config(alerts=AlertThresholds(starved_min_training_s=5, starved_for_s=1, ledger_window_s=20))
-"""Windows of twenty seconds where the defaults have five minutes; the dashboards are fitted to them, as a site's are."""
+"""Windows of twenty seconds where the defaults are five minutes; the dashboards are fitted to them, as a site's are."""
 RUN = "two-ranks"
 NO_DATA = {
     (
@@ -54,7 +54,7 @@ ABSENT = {
     "Disk traffic of the loader workers": "the workers write nothing",
     **dict.fromkeys(("Memory of the run", "Pressure in the run's cgroup"), _NO_GROUP),
 }
-"""Panels of which some query has nothing to count here. Their metrics are simulated in test_query_cost.py or have unit tests."""
+"""Panels with a query that has nothing to count here: test_query_cost.py simulates them, or unit tests cover them."""
 pytestmark = pytest.mark.timeout(
     600
 )  # two trainings, an agent and a Prometheus start, on whatever the machine has left
@@ -93,7 +93,7 @@ class Site:
     agent: Agent
 
     def ask(self, asked: Asked, at: float | None = None) -> list[dict[str, Any]]:
-        """Return the series that a panel's query gives, as Grafana asks: at one instant (`at`), or over the last minute."""
+        """Return the series of a panel's query, asked as by Grafana: at one instant (`at`) or over the last minute."""
         now = time.time() if at is None else at
         if asked.instant:
             answer: list[dict[str, Any]] = self.prometheus.get("/api/v1/query", query=asked.expr, time=str(now))[

@@ -1,7 +1,7 @@
 """What every query of every board touches and takes, against a real Prometheus with simulated nodes.
 
-A query about a node or a run may not touch more samples on a large site than on one that has only the selected nodes. Prometheus
-counts them itself (`stats=all`). `GPUWATCH_SIMULATED_NODES=200` runs the same with 200 nodes.
+A query about a node or a run may not touch more samples on a large site than on one that has only the selected nodes.
+Prometheus counts them itself (`stats=all`). `GPUWATCH_SIMULATED_NODES=200` runs the same with 200 nodes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A training in JAX: `python jax_program.py plain|watched`. Prints what came out of it as JSON.
 
-Its parameters are donated; each loss is dropped while it is still computed; every fifth step deletes an array of its own.
+Its parameters are donated; each loss is dropped while it is being computed; every fifth step deletes its own array.
 """
 
 from __future__ import annotations

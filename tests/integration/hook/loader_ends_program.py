@@ -1,7 +1,7 @@
-"""A training whose loader gets into trouble: batches too large for /dev/shm ("none"), or a worker that in batch 40 gets a signal.
+"""A training whose loader gets into trouble: batches too large for /dev/shm ("none"), or a signal to a worker.
 
-The signal is one that it sends itself ("SIGKILL"), or the kernel's: for taking memory without end ("eat"), for writing into a /dev/shm that is
-full ("fill"), for reading a mapped file that was shortened ("shorten").
+The worker gets it in batch 40. It sends it to itself ("SIGKILL"), or the kernel does: for taking memory without end
+("eat"), for writing into a full /dev/shm ("fill"), or for reading a mapped file that was shortened ("shorten").
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def eat() -> None:
 
 
 def fill() -> None:
-    """Write 64 MiB of shared memory, as a data set that caches what it has decoded does; its room is not asked for before."""
+    """Write 64 MiB of shared memory, without asking for room first, as a data set that caches decoded data does."""
     shared = SharedMemory(create=True, size=64 << 20)
     resource_tracker.unregister(shared._name, "shared_memory")  # it would make room as soon as this process is dead
     for at in range(0, shared.size, 4096):

@@ -158,7 +158,10 @@ def test_a_bad_endpoint_is_named_once_and_training_goes_on(tmp_path: Path) -> No
 
 @pytest.mark.alone
 def test_without_an_agent_nothing_grows_over_400_000_steps(tmp_path: Path) -> None:
-    """What waits for an agent that was declared is full after 90,000 steps: 4 MiB. The allocator's own room settles after a million."""
+    """What waits for a declared agent is full after 90,000 steps: 4 MiB.
+
+    The allocator's own memory settles after a million.
+    """
     done = run(
         """
         import gc, os, pathlib, threading, time, gpuwatch

@@ -1,4 +1,4 @@
-"""Loaders that come to a bad end: the forecast before a real small /dev/shm is full, and workers killed by real signals."""
+"""Loaders that fail: the forecast before a real small /dev/shm is full, and workers killed by real signals."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def test_a_worker_killed_by_sigkill_is_called_so_in_verdict_api_and_report(tmp_p
     assert finding["cause"] == "worker_killed" and finding["severity"] == "critical"
     assert finding["evidence"][0]["text"].endswith("ended with SIGKILL")
     assert finding["title"].startswith("a loader worker was killed with SIGKILL")
-    # torch raises as the loader is asked, or from its signal's handler wherever the training is; with or without a verdict before it.
+    # torch raises when the loader is asked, or from its signal handler anywhere in the training, with or without a
+    # verdict before it.
     assert output.count("gpuwatch: a loader worker was killed with SIGKILL") == 1
-    # If that comes while the interpreter prints the broken connection to the worker, only the latter is there, or what it
-    # prints of an exception that it cannot print.
+    # If that happens while the interpreter prints the broken connection to the worker, only the latter is printed, or
+    # what the interpreter prints of an exception that it cannot print.
     assert any(each in output for each in ("RuntimeError: DataLoader worker", "ConnectionResetError", "object address"))
     verdict = output[output.rindex("gpuwatch · ") :]
     assert "why   a loader worker was killed with SIGKILL" in verdict
@@ -117,7 +118,7 @@ def test_a_dev_shm_too_small_for_the_first_batches_is_reported_with_the_size_to_
 
 
 def small_shm(mib: int) -> tuple[str, ...]:
-    """Return what runs a program with a /dev/shm of its own of so many MiB; skips where no mount namespace can be had."""
+    """Return the command that runs a program with its own /dev/shm of so many MiB; skip without mount namespaces."""
     if os.getuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a /dev/shm of its own needs root and unshare")
     inside = f'mount -t tmpfs -o size={mib}m tmpfs /dev/shm && exec "$@"'

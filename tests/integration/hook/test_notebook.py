@@ -1,4 +1,4 @@
-"""Cells of a real IPython shell: what is drawn below each of them, and that the time between two cells is no part of the training."""
+"""Cells of a real IPython shell: what is drawn below each; the time between two cells is no part of the training."""
 
 from __future__ import annotations
 

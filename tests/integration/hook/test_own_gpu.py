@@ -1,4 +1,4 @@
-"""The training's own GPU as the driver sees it, read by the hook through the real pynvml on a library of recorded machines."""
+"""The training's own GPU as the driver sees it, read by the hook with real pynvml on a library of recorded machines."""
 
 from __future__ import annotations
 

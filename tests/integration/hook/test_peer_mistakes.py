@@ -282,7 +282,7 @@ def test_item_every_step_is_neither_transfer_nor_input_wait(rig: Rig, monkeypatc
 def test_a_copy_that_waits_for_queued_work_is_charged_for_the_copy_alone(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the `.item()` the first thing that waits is the next pageable copy: the host's clock calls all of it transfer."""
+    """Without `.item()` the next pageable copy is the first to wait: by the host's clock all of it is transfer."""
     original = torch.Tensor.to
 
     def pageable(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -397,7 +397,7 @@ def test_nothing_synchronises_and_no_collective_runs_in_a_step(monkeypatch: pyte
 def test_the_hugging_face_trainer_s_own_order_is_understood(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fetches before `on_step_begin`, takes N micro-batches a step, skips batches inside the first step after a resume."""
+    """It fetches before `on_step_begin`, takes N micro-batches a step, and skips batches in the first resumed step."""
     pytest.importorskip("transformers")
     monkeypatch.setenv("GPUWATCH_ENDPOINT", NO_OWNER)
     from gpuwatch.integrations.transformers import GpuWatchCallback

@@ -1,4 +1,4 @@
-"""Signal handlers and finalizers that call gpuwatch in the middle of its own work: nothing hangs, and the ledger closes.
+"""Signal handlers and finalizers that call gpuwatch during its own work: nothing hangs, and the ledger closes.
 
 Each is a real process with a time limit, because what goes wrong here hangs.
 """
@@ -48,7 +48,7 @@ def run(tmp_path: Path, source: str, endpoint: str = "", expect: int = 0, **envi
 
 
 def test_reports_in_signal_handlers_while_reports_are_made(tmp_path: Path) -> None:
-    """Two signals, each with a handler that reports, come all the time into a loop of steps and reports, and into each other."""
+    """Two signals, whose handlers report, keep interrupting a loop of steps and reports, and each other."""
     result, err = run(
         tmp_path,
         """
@@ -91,7 +91,7 @@ def test_reports_in_signal_handlers_while_reports_are_made(tmp_path: Path) -> No
 @pytest.mark.parametrize("then", ["w.report()", "w.close()"])
 @pytest.mark.parametrize("inside", ["apply", "window", "finish", "take_delta", "settle_cost"])
 def test_a_handler_that_comes_while_the_books_are_held(tmp_path: Path, inside: str, then: str) -> None:
-    """The handler runs right in the middle: in the books' own method, after it has begun. The run ends once, with every step."""
+    """The handler runs inside the books' own method, after it has begun. The run ends once, with every step."""
     source = f"""
         from gpuwatch.ledger.timeline import Timeline
         w = gpuwatch.Watch(quiet=True)

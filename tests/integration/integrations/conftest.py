@@ -1,4 +1,4 @@
-"""What every test of the integrations needs: frameworks' own warnings let through, no agent, and torch warmed up where time is measured."""
+"""What every test of the integrations needs: frameworks' warnings ignored, no agent, torch warmed up before timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A training script that is not watched: `python script.py LOOP DIRECTORY`, of this file or a framework's of loops.py. Prints the truth as JSON on stdout."""
+"""A training script that is not watched: `python script.py LOOP DIRECTORY`.
+
+LOOP is one of this file or a framework's in loops.py. It prints the truth as JSON on stdout.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuwatch run` leaves a program's end as it is: exit status, signal, output, also of processes that multiprocessing starts."""
+"""`gpuwatch run` leaves a program's end as it is: exit status, signal, output; also for multiprocessing's children."""
 
 from __future__ import annotations
 

@@ -187,14 +187,20 @@ trainers.join()
 
 
 def test_a_run_does_not_end_with_a_thread_that_the_main_ones_loop_feeds(tmp_path: Path) -> None:
-    """It was closed in the first thread that made a step, at its end: that took a second, and half of the steps were another run."""
+    """The run was closed when the first thread that made a step ended.
+
+    That took a second, and half of the steps became another run.
+    """
     done = run(tmp_path, [sys.executable, "-c", FED])
     (totals,) = done.totals
     assert (done.code, totals.steps, totals.samples) == (0, 64, 128), done.err
 
 
 def test_a_thread_that_uses_another_ones_optimizer_is_watched(tmp_path: Path) -> None:
-    """A window's program: the main thread has made model and optimizer. What trains is known from the optimizer's first step on."""
+    """As in a program with windows: the main thread has made model and optimizer.
+
+    What trains is known from the optimizer's first step on.
+    """
     done = run(tmp_path, [sys.executable, "-c", IN_A_THREAD])
     (totals,) = done.totals
     assert done.code == 0 and 31 + 32 - 1 <= totals.steps <= 31 + 32, done.err
@@ -202,7 +208,7 @@ def test_a_thread_that_uses_another_ones_optimizer_is_watched(tmp_path: Path) ->
 
 
 def test_a_training_in_a_forked_process_has_an_end_and_a_verdict(tmp_path: Path) -> None:
-    """multiprocessing ends such a process without what is registered with atexit: nothing was printed, and the agent lost it."""
+    """multiprocessing ends such a process without atexit handlers: nothing was printed, and the agent lost the run."""
     done = run(tmp_path, [sys.executable, "-c", IN_A_FORK])
     (totals,) = done.totals
     assert (done.code, totals.steps) == (5, 64), done.err
@@ -321,7 +327,10 @@ def unwatched() -> dict[str, Any]:
 def test_a_trainer_with_a_loader_and_an_optimizer_of_its_own_is_watched(
     kind: str, workers: str, unwatched: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As Keras, which makes the next pass's iterator before it validates, and fastai, whose loader makes torch's iterators itself."""
+    """It acts like Keras, which makes the next pass's iterator before it validates, or like fastai.
+
+    The loader of fastai makes torch's iterators itself.
+    """
     done = run(tmp_path, [sys.executable, "-c", OWN_TRAINERS, kind, workers])
     assert done.code == 0, done.err
     truth = json.loads(done.out)

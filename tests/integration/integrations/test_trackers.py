@@ -1,4 +1,4 @@
-"""`Watch(log="auto")` with the trackers themselves, offline, in a process of their own; skipped where one is not installed."""
+"""`Watch(log="auto")` with the real trackers, offline, in their own process; skipped where one is not installed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SAMPLE_S, COMPUTE_S, EVAL_S, SAVE_S = 0.01, 0.03, 0.06, 0.08
 
 
 def queued_s() -> float:
-    """Return how long this thread was ready to run while others had the processors, in s; 0 where the kernel does not count it."""
+    """Return how many seconds this thread was ready but not running; 0 where the kernel does not count them."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
@@ -45,7 +45,7 @@ class Truth:
     queued_before_s: float = field(default_factory=queued_s)
 
     def bound_s(self, duration_s: float) -> float:
-        """Return how far a state may be off: 2% of the time, and what other programs made the frameworks' own code wait."""
+        """Return how far a state may be off, in s: 2% of the time, and what other programs made this thread wait."""
         return 0.02 * duration_s + queued_s() - self.queued_before_s
 
     def spend(self, state: str, seconds: float) -> None:
@@ -110,7 +110,7 @@ class Model(torch.nn.Module):
 
 
 def collating(truth: Truth, state: str) -> Callable[[Any], Any]:
-    """Return a function that makes a batch of samples, which belongs to its state too: on a busy machine it takes milliseconds."""
+    """Return a function that collates samples and books its time to the state: milliseconds on a busy machine."""
 
     def collate(samples: Any) -> Any:
         begin = time.perf_counter()

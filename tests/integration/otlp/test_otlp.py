@@ -1,4 +1,4 @@
-"""A real agent pushes to a real HTTP server: the page of the same second, findings, an outage, restarts, what is refused at the start."""
+"""A real agent pushes to a real HTTP server: the same second's page, findings, an outage, restarts, refused options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a run and a GPU are, from a real process; and that nothing else of its environment or command line leaves it."""
+"""Who owns a run and a GPU, from a real process; and nothing else of its environment or command line leaves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuwatch report` and `gpuwatch compare` as a user runs them: on a live agent, and on the file that it left behind."""
+"""`gpuwatch report` and `gpuwatch compare` as a user runs them: on a live agent, and on the file that it left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A job that is killed and goes on at its checkpoint, with real processes and a real agent: its ledger closes, and its redone steps are exact."""
+"""A job is killed and goes on at its checkpoint, with real processes and a real agent.
+
+Its ledger closes, and its redone steps are exact.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +197,7 @@ trainer.train(resume_from_checkpoint="first" not in sys.argv)
 
 
 def test_hugging_face_s_trainer_is_killed_and_resumes_at_its_checkpoint(tmp_path: Path) -> None:
-    """Saved at 4, killed in its seventh step, resumed with nothing declared: two of its optimizer's steps are done again."""
+    """Saved at 4, killed in its seventh step, resumed with nothing declared: two optimizer steps are done again."""
     pytest.importorskip("transformers")
     environment = hook_environment(tmp_path, GPUWATCH_JOB="hf", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     command = [sys.executable, "-c", TRAINER, str(tmp_path / "out")]
@@ -245,7 +248,7 @@ def test_a_job_in_two_slurm_jobs_has_the_gpus_of_its_runs(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("backend", ["none", "gloo"])
 def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path, backend: str) -> None:
-    """By its run id and nothing else. Also where the ranks import no torch: torchrun tells them apart by the environment."""
+    """They are joined by the run id alone. If they import no torch, torchrun's environment tells them apart."""
     pytest.importorskip("torch")
     program = tmp_path / "train.py"
     program.write_text(RANK)
@@ -271,7 +274,7 @@ def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path
 
 @pytest.mark.alone
 def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> None:
-    """Node a has the first and the third attempt, and counts the second one as `down`; node b knows nothing before the second."""
+    """Node a has the first and third attempt, and counts the second as `down`; b knows nothing before the second."""
     rules = subprocess.run(
         [sys.executable, "-m", "gpuwatch", "rules"], check=True, capture_output=True, text=True
     ).stdout
@@ -352,7 +355,7 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
 def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(
     tmp_path: Path, ago_s: int, name: str, scheduler_s: str
 ) -> None:
-    """Two hours on two nodes, recorded every five minutes: written into Prometheus's store, and read as it was at the job's end."""
+    """Two hours on two nodes, recorded every five minutes in Prometheus's store, and read as of the job's end."""
     of, held, series = {"job": "gpuwatch", "job_id": name}, {"job_id": scheduler_s, "run": "slurm-4711.0"}, Series()
 
     def add(name: str, value: float, **labels: str) -> None:

@@ -84,7 +84,8 @@ def test_a_finding_brings_its_stacks_into_api_and_report(tmp_path: Path) -> None
     with Agent(tmp_path, "--config", str(config)) as agent, training(agent) as pid:
 
         def looked_at() -> dict[str, Any] | None:
-            # What is found first, and so starts the sampling, may turn out to be a consequence: what is reported first has it too.
+            # The first finding starts the sampling, and may turn out to be a consequence: the one that is reported
+            # first has stacks too.
             findings = (agent.run(RUN) or {}).get("findings", [])
             is_reported = findings and findings[0]["stacks"] is not None and findings[0]["cause"].startswith("input_")
             return findings[0] if is_reported else None

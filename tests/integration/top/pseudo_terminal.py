@@ -21,7 +21,7 @@ _PARTIAL = re.compile(r"\x1b(\][^\x07]*)?$|\x1b(\[[?<>]?[\d;]*\$?)?$")
 
 
 class Screen:
-    """Characters by position. Raises AssertionError for anything that it does not know: a real terminal might, or not."""
+    """Characters by position. Raises AssertionError for anything unknown, which a real terminal might understand."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.cells = [[" "] * columns for _ in range(rows)]

@@ -219,7 +219,7 @@ def test_from_prometheus(agent: NodeWithGpus, tmp_path: Path) -> None:
     agent.gpus = True
     with start_prometheus(tmp_path, prometheus_config({"gpuwatch": agent.url}), "groups: []") as prometheus:
         wait_for("eight GPUs", lambda: piped("--prometheus", prometheus.url).stdout.count("/80 GiB") == 8, 60, 3)
-        # a range query ends at a whole multiple of its step, which is a scrape interval of 15 s unless configured otherwise
+        # a range query ends at a whole multiple of its step, a scrape interval of 15 s unless configured otherwise
         wait_for("the verdict", lambda: "input-bound: 6" in piped("--prometheus", prometheus.url).stdout, 60, 3)
         done = piped("--prometheus", prometheus.url)
         assert done.returncode == 0, done.stderr

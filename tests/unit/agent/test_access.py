@@ -36,7 +36,10 @@ def bound(address: str) -> socket.socket:
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Give a function that makes a client of an agent on `address`, with what is below --web.config.file and --api-token-file."""
+    """Give a function that makes a client of an agent on `address`.
+
+    `web` and `token` are the contents of --web.config.file and --api-token-file.
+    """
     monkeypatch.delenv("GPUWATCH_API_TOKEN", raising=False)
     opened = []
 

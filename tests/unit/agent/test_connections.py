@@ -1,4 +1,7 @@
-"""Hooks' connections are limited by process, user and file descriptors: real sockets, whose other ends are this process or a child of it."""
+"""Hooks' connections are limited by process, user and file descriptors.
+
+The sockets are real, and their other ends are this process or a child of it.
+"""
 
 from __future__ import annotations
 

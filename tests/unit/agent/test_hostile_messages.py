@@ -1,4 +1,4 @@
-"""Valid messages with values that cannot be: the sender's own run may suffer, the page, the history and all other runs go on."""
+"""Valid messages with impossible values: the sender's own run may suffer; the page, history and other runs go on."""
 
 from __future__ import annotations
 
@@ -175,7 +175,10 @@ def test_an_error_before_a_run_is_known_costs_no_other_message(
 
 
 def test_a_message_from_the_future_books_nothing(agent: WholeAgent) -> None:
-    """Two messages booked 146 years: the second one's clock was far ahead of its arrival. More than nine years are refused as such."""
+    """Two messages booked 146 years, as the second one's clock was far ahead of its arrival.
+
+    A message of more than nine years is refused as impossible.
+    """
     hook, year_ns = FakeHook(BEGIN_NS, run="honest"), 365 * 86400 * S
     for boot_id in ("boot-a", "another machine"):
         bad = FakeHook(BEGIN_NS, run=f"bad {boot_id}", sender=boot_id, boot_id=boot_id, pid=666)
@@ -365,7 +368,7 @@ def test_an_error_in_the_writer_costs_no_page(agent: WholeAgent, monkeypatch: py
     assert agent.history.reader.steps("honest", 0, 20).steps == hook.steps - 30
 
 
-# Who sends -------------------------------------------------------------------------------------------------------------
+# Who sends -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_of_its_first_user(agent: WholeAgent) -> None:
@@ -408,7 +411,7 @@ def test_the_binding_survives_a_restart_of_the_agent(
     again.close()
 
 
-# How much --------------------------------------------------------------------------------------------------------------
+# How much ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_process_beyond_its_quota_costs_no_other_one_a_record(agent: WholeAgent) -> None:
@@ -462,7 +465,7 @@ def test_short_runs_leave_few_series_and_little_on_disk(agent: WholeAgent) -> No
     assert layouts < 2_000_000
 
 
-# A fuzz test of the whole -----------------------------------------------------------------------------------------------
+# A fuzz test of the whole --------------------------------------------------------------------------------------------
 
 numbers = st.one_of(
     st.integers(0, 3), st.sampled_from([1 << bits for bits in (31, 40, 47, 51, 57, 61)]), st.integers(0, 1 << 62)
@@ -512,7 +515,7 @@ def fuzzed(hook: FakeHook, kind: str, changes: dict[str, int], columns_: dict[st
 
 
 def play(script: list[list[Any]], directory: Path) -> set[str]:
-    """Send a script, a list for each second, together with an honest run; check all that must hold, and return what it met."""
+    """Send a script, a list for each second, beside an honest run; check what must hold, and return what it met."""
     with pytest.MonkeyPatch.context() as patch:
         agent = WholeAgent(directory, patch, BEGIN_NS)
         try:
@@ -555,7 +558,10 @@ def play(script: list[list[Any]], directory: Path) -> set[str]:
 
 CORPUS = Path(__file__).parents[2] / "fixtures/fuzz"
 FUZZ_S = float(os.environ.get("FUZZ_SECONDS", "30"))
-"""By hand: `FUZZ_SECONDS=600 FUZZ_KEEP=1 pytest tests/unit/agent/test_hostile_messages.py -k whatever` adds to the corpus what meets something new."""
+"""To add scripts that meet something new to the corpus, run by hand:
+
+FUZZ_SECONDS=600 FUZZ_KEEP=1 pytest tests/unit/agent/test_hostile_messages.py -k whatever
+"""
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
@@ -566,7 +572,7 @@ def test_what_was_found_once_stays_harmless(path: Path, tmp_path: Path) -> None:
 def test_whatever_is_sent_the_page_the_history_and_an_honest_run_go_on(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Random scripts for half a minute, or as long as `FUZZ_SECONDS` says; one that fails is made as short as possible, and kept."""
+    """Run random scripts for 30 s, or for `FUZZ_SECONDS`; one that fails is made as short as possible and kept."""
     met: set[frozenset[str]] = set()
     number, scripts, end_s = 0, 0, time.monotonic() + FUZZ_S
 

@@ -1,4 +1,4 @@
-"""What one user sends, or has sent for long, costs another user's run nothing: quotas, memory and disk are bounded by user."""
+"""What one user sends costs another user's run nothing: quotas, memory and disk are bounded by user, also over time."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_last_of_many_kept_runs_are_read(agent: WholeAgent, monkeypatch: pyt
 
 
 def test_a_node_that_was_suspended_books_nothing_for_it_and_deletes_nothing(agent: WholeAgent) -> None:
-    """The monotonic clock stands still, the wall clock is eight hours ahead at the next tick, for the agent and for its hooks."""
+    """The monotonic clock stands still; at the next tick the agent's and the hooks' wall clock is eight hours ahead."""
     hook = FakeHook(BEGIN_NS, run="honest")
     honest(agent, hook, 5)
     started_s = agent.sampler.snapshot.runs[0].started_s  # type: ignore[union-attr]
@@ -183,7 +183,7 @@ def test_a_node_that_was_suspended_books_nothing_for_it_and_deletes_nothing(agen
 
 
 def test_no_tick_is_kept_by_a_collectors_error(agent: WholeAgent) -> None:
-    """The error of a node without a driver was raised again each second, and its traceback kept the messages of all of them."""
+    """The error of a node without a driver was raised each second; its traceback kept the messages of all seconds."""
 
     def kept() -> int:
         gc.collect()

@@ -51,7 +51,10 @@ def node_collectors() -> list[Collector]:
 
 @pytest.fixture
 def samples(tmp_path: Path) -> list[Sample]:
-    """A GPU and the run on it, a finding, the fixture node, a recorded dcgm-exporter, and one sample of everything else in the catalogue."""
+    """Return samples of a GPU and the run on it, a finding, the fixture node and a recorded dcgm-exporter.
+
+    There is also one sample of everything else in the catalogue.
+    """
     table = ProcessTable(tmp_path)
     hook = FakeHook()
     run = Run("run-a", 0, BOOT)

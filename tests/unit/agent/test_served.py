@@ -1,4 +1,7 @@
-"""Which series are on /metrics and until when: what stays at 0 is not, a first rise has a 0 before it, ended runs go when they were scraped."""
+"""Which series are on /metrics and until when.
+
+What stays at 0 is not there, a first rise has a 0 before it, and ended runs go once they were scraped.
+"""
 
 from __future__ import annotations
 
@@ -241,7 +244,10 @@ def test_an_ended_run_that_is_not_scraped_goes_after_two_minutes() -> None:
 def test_the_end_of_a_run_is_served_for_five_minutes_unless_it_was_scraped(
     taken: bool, least_s: int, most_s: int
 ) -> None:
-    """While Prometheus restarts or does not reach the node; else the run's series would vanish as if its process had died."""
+    """It is kept for the time that Prometheus restarts or does not reach the node.
+
+    Otherwise the run's series would vanish as if its process had died.
+    """
     ticks, run = Ticks(), Run("r", 0, "boot")
     run.status, run.ended_s = ENDED, 1000.0 + ticks.time_s
     served = 0

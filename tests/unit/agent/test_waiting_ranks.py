@@ -1,4 +1,4 @@
-"""A rank that makes no step because another one of its run is in a phase is not stuck: no finding, and no notification."""
+"""A rank that makes no step because another rank of its run is in a phase is not stuck: no finding, no notification."""
 
 from __future__ import annotations
 

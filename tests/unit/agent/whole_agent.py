@@ -1,4 +1,7 @@
-"""The agent without its socket, its threads and its clock: receive, tick, downsample, trim, the page and the API's queries, in a test's own time."""
+"""The agent without its socket, its threads and its clock, in a test's own time.
+
+It can receive, tick, downsample and trim, and has the page and the API's queries.
+"""
 
 from __future__ import annotations
 

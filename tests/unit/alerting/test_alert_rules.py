@@ -1,4 +1,4 @@
-"""The rules file: what is committed is what is rendered, every number comes from the thresholds, every alert is covered."""
+"""The rules file: it is what is rendered, every number comes from the thresholds, and every alert is covered."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def test_links_take_a_site_s_own_addresses() -> None:
 
 
 def test_by_default_a_runbook_is_that_of_the_alert_s_own_node_where_its_name_is_an_address() -> None:
-    """Not `agent:9478`, which only containers of the compose file know; nor a node's name without a port, as the Helm chart sets it."""
+    """It is not `agent:9478`, which only containers of the compose file know.
+
+    Nor is it a node's name without a port, as the Helm chart sets it.
+    """
     link = rules_of(render())["GpuHeldIdle"]["annotations"]["runbook_url"]
     assert link.startswith(
         "http://{{ $node := or $labels.instance `agent:9478` }}{{ if and (match `:[0-9]+$` $node) (ne $node `agent:9478`) }}{{ $node }}"
@@ -210,11 +213,11 @@ def test_a_changed_threshold_changes_the_rules_that_name_it_and_no_others(each: 
 
 NUMBER = re.compile(r"(?<![\w:.])(\d+(?:\.\d+)?)(ms|[smhd])?(?![\w.])")
 NO_THRESHOLDS = ("* 0 + 1", "(1, ", " + 1)", "vector(1)", "vector(0)", " / 3600", "quantile_over_time(0.5, ", "(0.25, ")
-"""What else is written as a number: an owner's weight, one of several series, seconds in an hour, the median, a quartile."""
+"""Other numbers in expressions: an owner's weight, one of several series, seconds an hour, the median, a quartile."""
 
 
 def test_no_number_in_an_expression_is_a_threshold() -> None:
-    """A number that equals a threshold would stay behind when that is changed. 0 and 1 are no thresholds in a comparison."""
+    """A number that equals a threshold would stay when that is changed. 0 and 1 in a comparison are no thresholds."""
     known = {float(value) for value in asdict(AlertThresholds()).values() if not isinstance(value, str)} - {0.0, 1.0}
     found = []
     for name in TEMPLATES:
@@ -262,7 +265,7 @@ def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
     def minutes(seconds: float) -> str:
         return f"{seconds / 60:g} minutes"
 
-    # Of runbooks that need more than the values of their alert's own thresholds, in any unit, which `own_numbers` knows.
+    # Numbers of runbooks that need more than their alert's own thresholds, in any unit, which `own_numbers` knows.
     numbers: dict[str, tuple[str, ...]] = {
         "EpochPauses": (
             f"at least {rules.first_batch_factor:g} times",

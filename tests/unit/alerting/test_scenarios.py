@@ -1,6 +1,6 @@
-"""promtool's scenarios: each alert has one in which it fires in time, one in which it stays quiet, and one of vanished series.
+"""promtool's scenarios: each alert fires in time in one, stays quiet in one, and has one of vanished series.
 
-What they say is run by tests/integration/alerting/test_promtool.py; here is checked that none is missing and that each can fail.
+tests/integration/alerting/test_promtool.py runs them. This file checks that none is missing and that each can fail.
 """
 
 from __future__ import annotations

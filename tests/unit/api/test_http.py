@@ -1,4 +1,4 @@
-"""The one GET of gpuwatch against a real server: kept connections, gzip, timeouts, refusals, and the client's structs."""
+"""The one GET of gpuwatch on a real server: kept connections, gzip, timeouts, refusals, and the client's structs."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_question_of_ten_thousand_runs_is_posted(server: Server) -> None:
-    """A URL of more than 8 KiB is refused by nginx, one of more than 1 MiB by Prometheus. An answer is read whole, of 1.3 MB too."""
+    """nginx refuses a URL of more than 8 KiB, Prometheus one of more than 1 MiB. An answer of 1.3 MB is read whole."""
     runs = "|".join(f"llm-worker-0-1-{number}" for number in range(10_000))
     asked = f'sum(a{{run=~"{runs}"}})'
     assert Prometheus(server.url).instant(asked, 5.0, 20) == 40_000 * [({}, 2.0)]

@@ -1,4 +1,7 @@
-"""`amdsmi` without a GPU: a stand-in for the module, with the names, arguments and answers of amdsmi 7.0 as far as gpuwatch uses them."""
+"""A stand-in for the module `amdsmi` without a GPU.
+
+It has the names, arguments and answers of amdsmi 7.0 as far as gpuwatch uses them.
+"""
 
 from __future__ import annotations
 

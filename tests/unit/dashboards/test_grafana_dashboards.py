@@ -1,4 +1,4 @@
-"""The Grafana dashboards: fresh, complete, in agreement with the catalogue, with Grafana's own schema, and with themselves."""
+"""The Grafana dashboards: fresh, complete, and consistent with the catalogue, Grafana's own schema, and themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.programs import ROOT
 NAMES = ("gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run")
 SCHEMA = json.loads((ROOT / "tests/fixtures/grafana/schema.json").read_text())["schemas"]
 OF_PROMETHEUS_ANNOTATIONS = {"expr", "step", "tagKeys", "titleFormat"}
-"""What the data source's annotations are made of, which the dashboard's schema leaves to data sources without saying so."""
+"""Fields of the data source's annotations, which the dashboard's schema leaves to data sources without saying so."""
 NOT_OURS = {"up", "ALERTS"}
 BUILT_IN = {"__rate_interval", "__interval", "__interval_ms", "__range"}
 
@@ -183,7 +183,10 @@ def test_every_name_in_an_expression_is_a_metric_a_recorded_series_or_a_variable
 
 
 def test_what_pages_reports_and_digests_read_is_recorded_under_the_same_name_whatever_a_site_s_windows_are() -> None:
-    """They do not know the site's windows: with the window in a name, the page "Fleet", `digest` and `report --job` found nothing."""
+    """They do not know the site's windows.
+
+    With the window in a name, the page "Fleet", `digest` and `report --job` found nothing.
+    """
     windows = {each.name: getattr(AlertThresholds(), each.name) for each in fields(AlertThresholds)}
     longer = {name: 2 * value for name, value in windows.items() if name.endswith(("_window_s", "_baseline_s"))}
     (usual, own) = (

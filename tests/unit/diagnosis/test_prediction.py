@@ -168,7 +168,10 @@ def test_what_is_not_known_caps_nothing() -> None:
     ],
 )
 def test_a_batch_costs_more_in_a_worker(wait_s: float, rest_s: float, workers: int, achieved: float) -> None:
-    """Measured on two quiet cores by `python -m benchmarks.programs` (2026-11-23): 5 of 6 were below their range of 1.27 to 2.11."""
+    """Measured on two quiet cores by `python -m benchmarks.programs` (2026-11-23).
+
+    5 of 6 were below their range of 1.27 to 2.11.
+    """
     host = HostFacts(cpu_cores=2, cpu_busy_ratio=0.5 if workers == 1 else 0.35)
     alone = replace(SMALL, steps=steps(100, wait_s, rest_s), host=host, process_cores=1 + wait_s / rest_s)
     found = plan(alone, wait_s, rest_s, on_cpu=True)

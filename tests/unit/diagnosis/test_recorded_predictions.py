@@ -1,7 +1,8 @@
 """Predicted gains and those that were achieved, of recorded trainings: no change of the arithmetic may lose them.
 
-tests/fixtures/predictions/programs.jsonl: programs of benchmarks/programs on two cores that others loaded too (load average 5 to 14), each measured
-by gpuwatch and then trained twice without it: as it is, and with the number of workers that the plan had. A row has what the plan is made of.
+tests/fixtures/predictions/programs.jsonl: programs of benchmarks/programs on two cores that others loaded too (load
+average 5 to 14). Each was measured by gpuwatch and then trained twice without it: as it is, and with the number of
+workers that the plan had. A row has what the plan is made of.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Report.metrics()`: a flat dictionary with stable names; docs/guides/trackers.md lists them. And the report in a notebook."""
+"""`Report.metrics()`: a flat dictionary of stable names (docs/guides/trackers.md). And the report in a notebook."""
 
 from __future__ import annotations
 

@@ -101,7 +101,10 @@ def test_before_the_first_step_it_is_starting_up() -> None:
 
 
 def test_start_up_is_no_part_of_the_time_once_there_are_steps() -> None:
-    """With 38 s of start-up, 500 steps of 16 ms, half of each a wait, were "healthy: 7.9% of the time is compute, the input keeps up"."""
+    """With 38 s of start-up and 500 steps of 16 ms, half of each a wait, the verdict was wrong.
+
+    It read "healthy: 7.9% of the time is compute, the input keeps up".
+    """
     columns = steps(500, 0.009, 0.007)
     long = window(columns, states_s=states(columns, startup=40.0), loader=Loader(num_workers=0))
     verdict = give_verdict(long, diagnose(long))

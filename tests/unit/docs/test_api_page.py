@@ -1,4 +1,4 @@
-"""docs/reference/api.md has every field that the agent answers with, from the structs themselves; its examples are decoded."""
+"""docs/reference/api.md has every field that the agent returns, from the structs; its examples are decoded."""
 
 from __future__ import annotations
 

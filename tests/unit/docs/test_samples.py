@@ -1,4 +1,7 @@
-"""Every sample of the docs is generated or tested: commands have their options, files are read, queries name what exists, outputs are printed so."""
+"""Every sample of the docs is generated or tested.
+
+Commands have their options, files are read, queries name what exists, outputs are printed so.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +162,7 @@ def tuned(_: pytest.MonkeyPatch) -> str:
 
 
 def shape(text: str) -> list[str]:
-    """Return a table's lines without the figures of the machine that it was printed on: the settings of each row are left."""
+    """Return a table's lines with the settings of each row, without the figures of the machine that printed it."""
     found = []
     for line in text.splitlines():
         row = re.match(r" +(\d+) +(\d+|-) +(.*)", line)
@@ -259,7 +262,7 @@ def is_shell(block: Block) -> bool:
 
 
 def plain() -> list[Block]:
-    """Return the blocks that are shell, that is all without a language but outputs, drawings, queries, and others' files."""
+    """Return the blocks that are shell: those without a language but outputs, drawings, queries and others' files."""
     known = (*OUTPUTS, *ELSEWHERE, *DRAWINGS, *OF_OTHERS)
     return [block for block in in_language("", "sh") if not str(block).startswith(known) and not queries(block)]
 

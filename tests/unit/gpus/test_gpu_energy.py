@@ -94,7 +94,7 @@ def test_a_run_has_the_energy_of_its_gpu_also_of_its_last_second() -> None:
 
 
 def test_a_long_step_s_wait_and_compute_each_have_their_own_seconds() -> None:
-    """Ten seconds of waiting and ten of work arrive in one message: the counter's readings in between tell them apart."""
+    """Ten seconds of waiting and ten of work arrive in one message: the counter's readings in between separate them."""
     node = Metered()
     hook = FakeHook(at_ns=node.now_ns)
     node.hear(hook.spend("compute", MS))

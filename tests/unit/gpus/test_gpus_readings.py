@@ -73,7 +73,7 @@ def test_mfu_is_estimated_from_half_a_minute_of_steps_on() -> None:
 
 @pytest.mark.parametrize("missing", ["tensor_active_ratio", "sm_clock_hertz", "utilization_ratio"])
 def test_mfu_is_not_estimated_without_its_parts(missing: str) -> None:
-    """No GPM before Hopper; and no utilisation of a GPU that is split by MIG, whose activity is that of all its instances."""
+    """No GPM before Hopper; and no utilisation of a GPU split by MIG, whose activity is that of all its instances."""
     trends, run = GpuTrends(), Run("run-a", 0, "boot")
     names = {"tensor_active_ratio", "sm_clock_hertz", "utilization_ratio"} - {missing}
     for second in range(40):

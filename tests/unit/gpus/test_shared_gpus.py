@@ -123,7 +123,10 @@ def test_owners_that_come_and_go_are_bounded() -> None:
 
 
 def test_the_runs_of_a_shared_gpu_are_charged_for_its_time_once(table: ProcessTable) -> None:
-    """Run a holds it alone for 10 s, with b's process for 20 s, in which it uses 3 of 4 kernels, and b holds it alone for 10 s."""
+    """Run a holds it alone for 10 s, then with b's process for 20 s, then b holds it alone for 10 s.
+
+    While they share it, a uses 3 of 4 kernels.
+    """
     book, runs = GpuLedgers(), {10: Run("a", 0, BOOT), 20: Run("b", 0, BOOT)}
     hooks = {pid: FakeHook(1000 * S, run=run.run) for pid, run in runs.items()}
     for pid, run in runs.items():
@@ -164,7 +167,10 @@ def test_the_runs_of_a_shared_gpu_are_charged_for_its_time_once(table: ProcessTa
 
 @pytest.mark.parametrize("second_owner", ["run b", "no hook"])
 def test_the_energy_of_a_shared_gpu_is_divided_as_its_time_is(table: ProcessTable, second_owner: str) -> None:
-    """a alone for 10 s, with another job that uses 1 of 4 kernels for 10 s, and that one alone for 10 s; idle and unowned for the last 20 s. 400 W, idle 100."""
+    """Run a has it alone for 10 s, then with another job for 10 s, then that job alone for 10 s.
+
+    The other job uses 1 of 4 kernels. For the last 20 s the GPU is idle and unowned. It draws 400 W, idle 100 W.
+    """
     book, runs = GpuLedgers(), {10: Run("a", 0, BOOT)} | ({20: Run("b", 0, BOOT)} if second_owner == "run b" else {})
     hooks = {pid: FakeHook((1000 + 10 * (pid == 20)) * S, run=run.run) for pid, run in runs.items()}
     for pid, run in runs.items():
@@ -221,7 +227,7 @@ def test_shared_time_is_served_by_owner(table: ProcessTable) -> None:
 
 
 def test_pods_that_share_a_gpu_have_their_names_and_namespaces_from_the_kubelet(tmp_path: Path) -> None:
-    """Two time-sliced pods of root's, whose environment has no POD_NAMESPACE, use 3 and 1 of 4 kernels for ten seconds."""
+    """Two time-sliced pods of root's, without POD_NAMESPACE in their environment, use 3 and 1 of 4 kernels for 10 s."""
     for pid, pod in ((10, "train-0"), (20, "bert-0")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "environ").write_bytes(f"HOSTNAME={pod}\0".encode())

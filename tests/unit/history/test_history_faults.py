@@ -1,4 +1,7 @@
-"""A history file that is removed, replaced, truncated or damaged: found, renamed, counted, replaced. A full disk at the start."""
+"""A history file that is removed, replaced, truncated or damaged: found, renamed, counted, replaced.
+
+And a full disk at the start.
+"""
 
 from __future__ import annotations
 
@@ -258,7 +261,10 @@ def test_the_next_agent_knows_that_more_was_served_than_written(
 def test_a_record_that_could_not_be_written_is_written_with_the_next_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run's record comes when it has changed: a quiet second after a failure says nothing of it, and was taken for the whole state."""
+    """A run's record comes only when it has changed.
+
+    A quiet second after a failure says nothing of it, and was taken for the whole state.
+    """
     history = History(tmp_path / "history.db")
     writer = HistoryWriter(history)
 

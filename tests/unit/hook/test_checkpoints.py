@@ -1,4 +1,4 @@
-"""What the training thread saves is `checkpoint`, and what it loads the phase `checkpoint_load`, without being declared."""
+"""Without being declared, what the training thread saves is `checkpoint`, and what it loads `checkpoint_load`."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_batches_of_faster_workers_are_not_ready_while_the_next_one_is_missing()
     slow._data_queue.size = 3
     assert (fetch(), evidence.ready_batches, evidence.empty_fetches, evidence.out_of_order) == (1, 0, 1, 1)
 
-    # A single later batch is one that came before its turn by chance: two workers of the same speed deliver so at every other fetch.
+    # A single later batch came before its turn by chance: two workers of one speed deliver so at every other fetch.
     even, evidence = OutOfOrder([1] * 4), FetchEvidence()
     fetch = evidence.counting(even)
     even._data_queue.size = 1
@@ -117,7 +117,10 @@ def test_loaders_that_take_turns_are_both_sampled(monkeypatch: pytest.MonkeyPatc
 def test_of_loaders_that_feed_a_step_the_one_waited_for_is_diagnosed(
     order: str, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one made was: 4 batches were ready, and "collate in the worker" was the advice, where the other one had no workers."""
+    """The loader that was made last was diagnosed: 4 of its batches were ready.
+
+    The advice was "collate in the worker", where the other loader had no workers.
+    """
     clock = Clock()
     watch = fake_watch(clock, monkeypatch)
 

@@ -1,4 +1,4 @@
-"""torch's handler of SIGCHLD raises in the main thread, whatever it does: not while gpuwatch works, but right afterwards."""
+"""torch's handler of SIGCHLD raises in the main thread, whatever that does: not in gpuwatch's work, but right after."""
 
 from __future__ import annotations
 

@@ -551,7 +551,7 @@ def test_the_evaluations_loader_is_not_taken_for_the_trainings(watch: Watch, clo
     assert loader is not None and loader.num_workers == 8
 
 
-# Any program -----------------------------------------------------------------------------------------------------------
+# Any program ---------------------------------------------------------------------------------------------------------
 
 sleeps = st.tuples(st.just("sleep"), st.integers(0, 900), st.just(()))
 reports = st.tuples(st.sampled_from(["report", "apply"]), st.just(0), st.just(()))

@@ -1,4 +1,4 @@
-"""A process's place in a distributed run: the environment first, torch.distributed once it is up, settled by the first step."""
+"""A process's place in a distributed run: from the environment, then torch.distributed; settled by the first step."""
 
 from __future__ import annotations
 

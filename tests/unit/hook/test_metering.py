@@ -1,4 +1,4 @@
-"""The hook's own cost: measured on some steps, counted for all, and sampling thinned past the budget. Accounting never is."""
+"""The hook's own cost: measured on some steps, counted for all; past the budget only sampling is thinned."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def test_a_dear_hook_thins_its_device_events_and_its_looks_but_never_its_account
     assert report.coverage == pytest.approx(line.counts.device_steps / line.counts.steps)
     assert f"device events on {percent(report.coverage)} of the steps" in str(report)
     assert report.hook_s is not None and report.hook_s / report.duration_s > 0.01
-    # what was left out is divided as what was measured: half of the 0.75 ms was hidden, the host's clock alone would say all of it
+    # what was left out is divided as what was measured: half of the 0.75 ms was hidden, though the host's clock alone
+    # would say that all of it was a wait
     assert report.shares["input_wait"] == pytest.approx(0.5, abs=0.04)
     assert rig.watch._publisher._totals().overhead_ns >= meter.cost_ns > 0
 

@@ -1,4 +1,7 @@
-"""What is logged to experiment trackers, by fakes that have the trackers' own interfaces (tests/integration/integrations/test_trackers.py has the real ones)."""
+"""What is logged to experiment trackers, by fakes that have the trackers' own interfaces.
+
+tests/integration/integrations/test_trackers.py has the real ones.
+"""
 
 from __future__ import annotations
 

@@ -170,7 +170,10 @@ def test_whose_a_file_is() -> None:
 
 
 def test_a_thread_is_seen_within_python_code_that_keeps_the_interpreters_lock() -> None:
-    """Most of the time it computes, for less than 5 ms at a time: it was only seen where it then sleeps, which gives the lock up."""
+    """Most of the time it computes, for less than 5 ms at a time.
+
+    It was only seen where it then sleeps, which releases the lock.
+    """
     done, frames = threading.Event(), OwnFrames()
 
     def compute() -> None:
@@ -273,7 +276,10 @@ VALUES = [float(i % 97) for i in range(60_000)]
 def test_small_operators_of_torch_are_its_own_and_what_keeps_the_lock_is_not(
     work: Any, least: float, most: float
 ) -> None:
-    """A cell written by hand was "Python code outside of torch" for 41% of its steps, with the advice to move it into the loader's workers."""
+    """A recurrent cell written by hand was "Python code outside of torch" for 41% of its steps.
+
+    The advice was to move it into the loader's workers.
+    """
     done, frames = threading.Event(), OwnFrames()
 
     def works() -> None:
@@ -337,7 +343,10 @@ def test_a_sample_that_fails_does_not_end_the_publishing() -> None:
 
 
 def test_a_call_that_keeps_the_lock_is_sampled_as_soon_as_it_ends() -> None:
-    """Up to ten milliseconds later, in what followed: of a corpus that was encoded for 84% of the time 5 samples of 35 were seen."""
+    """It was sampled up to ten milliseconds later, in what followed.
+
+    Of a corpus that was encoded for 84% of the time, 5 samples of 35 were seen.
+    """
     done, lates = threading.Event(), []
     keep = ctypes.PyDLL(None).usleep  # it is called with the lock, as torch.tensor() of a list is
 

@@ -38,7 +38,10 @@ class Loop:
         after_s: float = 0.0,
         optimizer: bool = True,
     ) -> None:
-        """Fetch for `wait_s`, copy, launch, take `host_s` of Python, launch the optimizer, then `after_s` of something else."""
+        """Fetch for `wait_s`, copy, launch, take `host_s` of Python, launch the optimizer.
+
+        Then do something else for `after_s`.
+        """
         self.clock.sleep(wait_s)
         self.timeline.begin(self.clock())
         if copy_s:
@@ -141,7 +144,10 @@ def test_host_work_after_the_last_launch_is_host_wait() -> None:
 
 @pytest.mark.parametrize(("pause_s", "host_wait_ns"), [(0.0005, 0), (0.030, 30 * MS)])
 def test_a_short_pause_before_more_work_is_a_gap_between_launches(pause_s: float, host_wait_ns: int) -> None:
-    """After the optimizer's step the host waits for a copy, then launches a metric: a pause of 0.5 ms in between is the step's own."""
+    """After the optimizer's step the host waits for a copy, then launches a metric.
+
+    A pause of 0.5 ms in between belongs to the step itself.
+    """
     loop = Loop()
     for _ in range(4):
         loop.clock.sleep(0.010)
@@ -225,7 +231,10 @@ def test_on_an_idle_device_a_transfer_is_the_copy_and_not_its_launch(
 
 
 def test_a_wait_for_copies_on_another_stream_is_transfer_and_so_is_the_gap_while_they_run() -> None:
-    """Copies of 12 ms, one batch ahead of 8 ms of work: whenever the stream is empty, a copy runs. Of most steps no copy is measured."""
+    """Copies of 12 ms, one batch ahead of 8 ms of work: whenever the stream is empty, a copy runs.
+
+    In most steps no copy is measured.
+    """
     loop = Loop()
     timeline, device, clock = loop.timeline, loop.device, loop.clock
     for step in range(400):
@@ -370,7 +379,8 @@ def test_quick_steps_of_a_starved_device_take_few_calls_and_their_gaps_are_right
     for _ in range(1600):
         loop.step(wait_s=0.005, device_s=0.003, host_s=0.0005, copy_s=0.0001)
     calls = {name: count / 1600 for name, count in loop.calls.items()}
-    # two events a step, and two more in each 16th; the stream's state at each batch; the time of a step in 8, or of that before a 16th
+    # two events a step, and two more in each 16th; the stream's state at each batch; the time of a step in 8, or of the
+    # one before a 16th
     assert calls["record"] == pytest.approx(2 + 2 / 16, abs=0.01)
     assert calls["ready"] < 1.2
     assert calls["elapsed_ns"] < 0.35

@@ -1,4 +1,4 @@
-"""Recorded timelines of real GPUs, replayed through the real `Watch`: its ledger against what the recordings' own times say."""
+"""Recorded timelines of real GPUs, replayed through the real `Watch`: its ledger against the recordings' own times."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def test_the_input_wait_of_each_step_is_within_50_microseconds(name: str) -> Non
 
 @pytest.mark.parametrize("pair", ["v100-workers{}-a", "workers{}-b"])
 def test_the_predicted_gain_has_the_one_that_was_measured(pair: str) -> None:
-    """The same training was recorded without workers and with four: the ratio of its median steps is the gain that four workers brought."""
+    """The same training was recorded without workers and with four.
+
+    The ratio of its median steps is the gain that four workers brought.
+    """
     steps_ns = []
     for workers in (0, 4):
         asked = [begin for begin, _ in load(TRACES / f"resnet50-{pair.format(workers)}.json.gz").fetches]
@@ -214,7 +217,7 @@ def test_a_copy_on_another_stream_counts_where_the_step_waited_for_it(
 def test_of_a_copy_inside_the_step_a_recording_does_not_say_whether_the_step_waits(
     kernel_begins_ms: float, missed_points: float
 ) -> None:
-    """A copy on another stream that begins with the step: the wait for it is no event of a recording, and stays in compute."""
+    """A copy on another stream begins with the step: the wait for it is no recorded event, and stays in compute."""
     row = compare(parse(copied_aside(kernel_begins_ms), "x"))
     assert row["difference"]["transfer"] == pytest.approx(-missed_points)
     assert row["difference"]["compute"] == pytest.approx(missed_points)

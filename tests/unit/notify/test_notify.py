@@ -218,7 +218,10 @@ def owner_of(gpu: str, *about: str) -> Sample:
 
 
 def node(*samples: Sample, **fields: Any) -> Snapshot:
-    """Return a node with four H200 and one MIG instance: two of run r1, one of a job without a hook, one free; the third has just vanished."""
+    """Return a node with four H200, two of them of run r1; the third has just vanished.
+
+    The fourth is free, with a MIG instance of a job without a hook.
+    """
     owners = [
         owner_of("0", "r1", "0", "alice", "7"), owner_of("1", "r1", "1", "alice", "7"), owner_of("2"), owner_of("3"),
         owner_of("3:0", "", "", "bob", "8", "ml", "pod-x"),

@@ -1,4 +1,4 @@
-"""Pushes to a collector that takes, refuses, throttles, hangs and misbehaves; findings as log records, over restarts."""
+"""Pushes to a collector that takes, refuses, throttles, hangs, misbehaves; findings as log records, over restarts."""
 
 from __future__ import annotations
 

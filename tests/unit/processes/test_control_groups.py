@@ -1,4 +1,4 @@
-"""The kernel's kills between a run's last sign of life and its loss: /proc and /sys as directory trees, versions 1 and 2."""
+"""The kernel's kills between a run's last sign of life and its loss: /proc and /sys as folders, versions 1 and 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a process is: control groups as container engines and Slurm write them, and the few allowed environment names."""
+"""Who owns a process: control groups as container engines and Slurm write them, and the allowed environment names."""
 
 from __future__ import annotations
 

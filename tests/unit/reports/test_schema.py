@@ -1,4 +1,7 @@
-"""The JSON is a contract: its fields are those of docs/guides/report.md, its schemas are committed, and a change of them shows here."""
+"""The JSON is a contract: its fields are those of docs/guides/report.md.
+
+Its schemas are committed, so that a change of them shows here.
+"""
 
 from __future__ import annotations
 

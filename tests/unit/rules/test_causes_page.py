@@ -1,4 +1,7 @@
-"""The tables of causes in the docs: written from the rules, every cause is there, its numbers are the thresholds', its roots the diagnosis'."""
+"""The tables of causes in the docs are written from the rules.
+
+Every cause is there, its numbers are the thresholds', and its roots the diagnosis'.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_the_most_telling_root_comes_first() -> None:
 
 
 def test_a_slow_worker_explains_that_the_others_are_too_few() -> None:
-    """`input_cpu` was shown next to `slow_worker`, as two things to do: the table of roots had lost the second one's line."""
+    """`input_cpu` was shown beside `slow_worker`, as two things to do: the table of roots lacked the latter's line."""
     columns = steps(80, 0.001, 0.040)
     waits = tuple(0.2 if index % 4 == 0 else 0.001 for index in range(80))
     uneven = window(replace(columns, data_wait_s=waits), worker_cpu_ratios=(0.95, 0.85, 0.1, 0.1))

@@ -31,7 +31,7 @@ def test_single_process_names_the_workers_that_feed_the_step_and_what_they_take(
 
 
 def test_workers_are_not_advised_for_what_is_done_around_the_loader() -> None:
-    """A subclass of DataLoader whose `__iter__` augments: 1.31 to 2.19 was predicted of two workers, and 1.00 achieved."""
+    """A subclass of DataLoader augments in `__iter__`: two workers were predicted 1.31 to 2.19, and achieved 1.00."""
     around = replace(STARVED, loader=NO_WORKERS, fetch_cpu_ratio=0.98, around_place=Place("jitter", "data.py", 5, 0.9))
     finding = input_single_process(around)
     assert finding is not None and finding.title == "the training thread itself works in a fetch, in jitter"
@@ -232,7 +232,10 @@ def test_a_slow_first_batch_alone_is_no_steady_wait() -> None:
 
 
 def test_workers_for_short_passes_are_of_one_loader() -> None:
-    """For each task of MAML a new loader of 4 batches: "DataLoader(num_workers=2, persistent_workers=True)", as if for any loader."""
+    """MAML makes a new loader of 4 batches for each task.
+
+    The advice was "DataLoader(num_workers=2, persistent_workers=True)", as for any loader.
+    """
 
     def advised(length: int) -> Finding:
         columns = steps(200, 0.025, 0.010, firsts=tuple(range(0, 200, length)))

@@ -85,7 +85,10 @@ def test_times_that_cannot_be_raise_nothing(field: str, factor: float) -> None:
 
 
 def simulated(interval_s: float, save_s: float, mean_s: float, alive_s: float, seed: int) -> tuple[JobFacts, float]:
-    """Run a job that starts in 100 s, saves, and is killed at random: return what it shows, and its share of time in new steps."""
+    """Run a job that starts in 100 s, saves, and is killed at random.
+
+    Return what it shows, and its share of time in new steps.
+    """
     chance, kept_s, reached_s = random.Random(seed), 0.0, 0.0
     trained_s = spent_s = again_s = spent_alive_s = 0.0
     saves = interruptions = 0
@@ -107,7 +110,10 @@ def simulated(interval_s: float, save_s: float, mean_s: float, alive_s: float, s
 
 @pytest.mark.parametrize(("interval_s", "save_s", "mean_s"), [(1800, 10, 3600), (1800, 30, 3600), (60, 20, 3600)])
 def test_the_gain_is_that_of_a_simulated_job(interval_s: float, save_s: float, mean_s: float) -> None:
-    """Eight interruptions or so are seen; the gain is that of a job a thousand times as long. The range is of 80% of the cases."""
+    """About eight interruptions are seen; the gain is that of a job a thousand times as long.
+
+    The range holds for 80% of the cases.
+    """
     _, before = simulated(interval_s, save_s, mean_s, 1e4 * mean_s, 1)
     within, gains, expected = 0, [], []
     for seed in range(40):

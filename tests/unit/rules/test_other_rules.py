@@ -159,7 +159,7 @@ SPAWN = Place(SPAWNED, "", 0, 0.9)
     ],
 )
 def test_a_run_that_mostly_starts_says_so_first(place: Place | None, title: str, advice: str) -> None:
-    """A first batch of 22.8 s in a run of 33 s was a note in brackets, and a finding "for information" that came last."""
+    """A first batch of 22.8 s in a run of 33 s was a note in brackets, and a last finding "for information"."""
     columns = steps(500, 0.001, 0.009, firsts=(0,))
     columns = replace(columns, data_wait_s=(7.001, *columns.data_wait_s[1:]))
     first = {"input_wait": 7.001, "compute": 0.009}
@@ -303,7 +303,10 @@ def test_time_outside_of_torch_is_named_where_no_loader_is_watched() -> None:
 
 
 def test_a_function_of_the_training_thread_before_its_forward_pass_is_not_fed_by_more_workers() -> None:
-    """`post_metrics` had 99% of the time, while a thread's queue was full: "the code that gets the batch", "use more workers"."""
+    """`post_metrics` had 99% of the time, while a thread's queue was full.
+
+    It was called "the code that gets the batch", with the advice "use more workers".
+    """
     logs = Place("post_metrics", "/home/me/train.py", 10, 0.99)
     bounded = replace(STARVED, bounded_by_optimizer=True, fetch_place=logs, around_place=logs)
     fed = outside_torch(replace(bounded, loader=Loader(num_workers=0, dataset="list")))
@@ -357,7 +360,10 @@ def test_a_function_outside_of_steps_that_takes_long_is_named() -> None:
 
 
 def test_python_code_that_takes_much_of_a_step_on_a_cpu_is_named() -> None:
-    """An environment stepped between forward passes with gradients, or an augmentation after the loader, read "healthy: stop tuning the loader"."""
+    """The verdict was "healthy: stop tuning the loader".
+
+    An environment was stepped between forward passes with gradients, or batches were augmented after the loader.
+    """
     slow = replace(HEALTHY, python_place=ENV._replace(ratio=0.5))
     (finding,) = [each for each in diagnose(slow) if each.root is None]
     assert (finding.cause, finding.ratio, finding.severity) == ("outside_torch", pytest.approx(0.5 * 0.99), "critical")
@@ -389,7 +395,7 @@ def test_python_code_before_a_steps_first_pass_and_between_its_others_is_one_los
 
 
 def test_what_torch_compiles_at_first_hides_no_python_code() -> None:
-    """In nine seconds, half of which compiled, 35% of each step in a tokenizer was 17% of the time: nothing was named."""
+    """In 9 s, half of which compiled, 35% of each step in a tokenizer was 17% of the time: nothing was named."""
     columns = steps(100, 0.001, 0.044)
     compiled = window(columns, states_s=states(columns, compile=4.5), python_place=ENV._replace(ratio=0.35))
     finding = outside_torch(compiled)

@@ -1,4 +1,4 @@
-"""Rules about what loader workers are blocked on: each fires on its cause, stays quiet without it, abstains without its signal."""
+"""Rules on what blocks loader workers: each fires on its cause, is quiet without it, abstains without its signal."""
 
 from __future__ import annotations
 
@@ -211,7 +211,10 @@ def test_a_sampler_s_own_time_is_no_handover_of_batches() -> None:
 
 
 def test_the_function_that_workers_spend_their_fetches_in_is_named() -> None:
-    """Without an agent it was not known, and a wait for workers that neither compute nor sleep measurably "not proven"."""
+    """It was not known without an agent.
+
+    A wait for workers that neither compute nor sleep measurably was "not proven".
+    """
     place = Place("Tokenizer.encode", "data.py", 41, 0.64)
     for cpu, host, cause in (
         (0.02, HostFacts(), "input_unexplained"),

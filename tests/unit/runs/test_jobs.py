@@ -343,7 +343,7 @@ def test_the_joined_card_has_the_steps_of_another_node_where_there_are_any(again
 
 
 def test_steps_that_no_later_attempt_has_come_to_again_are_lost() -> None:
-    """Dies at step 60, resumes at 40: what was lost becomes redone step by step, and the waste is always the same 20 steps."""
+    """It dies at step 60 and resumes at 40: step by step, lost becomes redone, and the waste is always 20 steps."""
     node = Node()
     attempt(node, 100, 60, first_step=0)
     hook = FakeHook(114 * S, sender="again").spend("startup", S)
@@ -385,7 +385,10 @@ def test_an_attempt_that_made_no_step_changes_no_count_and_one_of_unknown_steps_
 
 
 def test_what_a_process_does_again_after_it_went_back_to_a_checkpoint_is_redone() -> None:
-    """It loads the checkpoint of step 40 at step 60, then that of step 20 at 50, and is killed; the next attempt resumes at 40."""
+    """At step 60 it loads the checkpoint of step 40, then at 50 that of step 20, and is killed.
+
+    The next attempt resumes at 40.
+    """
     node, rewinds = Node(), ((60, 40), (70, 20))
     hook = FakeHook(100 * S).spend("startup", 2 * S)
 
@@ -689,7 +692,7 @@ def test_the_first_of_more_attempts_than_are_kept_are_counted_once() -> None:
 
 @pytest.mark.parametrize("restarts", [40, MAX_ATTEMPTS + 70])
 def test_every_restart_of_one_run_counts_though_few_processes_are_kept(restarts: int) -> None:
-    """A record has the last 16 processes of a run, and an agent 256 attempts of a job; it is restarted after every 33."""
+    """A record has a run's last 16 processes, and an agent 256 attempts of a job; it is restarted after every 33."""
     node, served = Node(), dict[tuple[str, ...], float]()
     for again in range(restarts):
         lives(node, 100 + 9 * again, 102 + 9 * again, 103 + 9 * again, first_step=5 * again, pid=again + 1)
@@ -772,7 +775,7 @@ def test_a_job_whose_first_attempts_are_no_longer_known_has_their_sums() -> None
 def requeued(
     node: Node, *, set_s: float = 0.0, boot: str = BOOT, begin_s: int = 114, number: int = 2, rank: int = 0
 ) -> None:
-    """Have a further attempt import for 1 s, make 20 steps, and be killed; all by a wall clock that was set by `set_s`."""
+    """Have another attempt import for 1 s, make 20 steps, and be killed, by a wall clock that was set by `set_s`."""
     run = node.runs[f"slurm-7.{number}", rank] = Run(f"slurm-7.{number}", rank, boot)
     hook = FakeHook(begin_s * S, run=run.run, rank=rank, sender=f"{number}-{rank}", boot_id=boot)
     for _ in range(20):
@@ -840,7 +843,10 @@ def test_a_process_that_claims_to_begin_later_than_it_sends_does_no_harm() -> No
 
 
 def test_a_process_whose_hello_has_not_come_yet_counts_when_it_comes() -> None:
-    """An agent that has just started hears what was done first: neither the job, nor the number of the first step, nor the imports are known."""
+    """An agent that has just started may hear of steps before the hello.
+
+    Then it knows neither the job, nor the number of the first step, nor the imports.
+    """
     node = Node()
     attempt(node, 100, 60, first_step=0)
     hook = FakeHook(114 * S, sender="again").spend("startup", S)

@@ -1,4 +1,4 @@
-"""Random jobs on one node: attempts killed at any moment, agents restarted, clocks set, reboots; against what really happened."""
+"""Random jobs on one node against what really happened: attempts killed, agents restarted, clocks set, reboots."""
 
 from __future__ import annotations
 
@@ -172,7 +172,10 @@ def test_random_jobs(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_counter_falls_where_attempts_overlap(seed: int) -> None:
-    """An attempt that hangs outlives the begin of the next one, by less than half of what either lives, or agents are restarted meanwhile."""
+    """An attempt that hangs outlives the beginning of the next one, by less than half of what either lives.
+
+    Or agents are restarted meanwhile.
+    """
     chance, node = random.Random(seed), Node()
     served: dict[tuple[str, ...], float] = {}
     begin_ns, hooks, events = 5 * S, list[FakeHook](), list[tuple[int, int, str]]()

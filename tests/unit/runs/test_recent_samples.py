@@ -24,7 +24,10 @@ def test_a_mean_counts_from_a_moment() -> None:
 
 
 def test_a_gpu_at_its_power_limit_or_with_clocks_that_somebody_set_is_no_fault() -> None:
-    """The driver's own reasons were among the causes: a warning (GpuThrottled) for each GPU at full load, or with `nvidia-smi -ac`."""
+    """The driver's own reasons were among the causes.
+
+    Each GPU at full load, or with `nvidia-smi -ac`, got a warning (GpuThrottled).
+    """
     found = {}
     for name in ("SwPowerCap", "ApplicationsClocksSetting", "SwThermalSlowdown"):
         node = RecentSamples()

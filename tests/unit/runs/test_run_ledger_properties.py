@@ -154,7 +154,7 @@ def test_sum_is_time_and_no_counter_goes_back(events, skew_ns: int, jump_s: floa
 @given(st.lists(EVENTS, min_size=10, max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_good_byes_bring_every_count_to_the_hooks_own(events) -> None:
-    """Once each process has closed its run: its steps are counted once, and each record was received or counted as lost."""
+    """Once each process has closed its run, its steps are counted once, and each record is received or counted lost."""
     world = play(World(), events)
     for hook in world.hooks:
         world.deliver(hook.message())

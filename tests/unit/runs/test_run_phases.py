@@ -1,4 +1,4 @@
-"""Declared phases of a run, and its compute by section: summed over its processes, in the API and on the metrics page."""
+"""Declared phases of a run and its compute by section: sums over its processes, in the API and on the metrics page."""
 
 from __future__ import annotations
 

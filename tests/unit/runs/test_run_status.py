@@ -283,7 +283,7 @@ def test_ended_run_is_forgotten_after_a_quarter_of_an_hour() -> None:
     assert not book.runs
 
 
-# A restart of the agent, and two live processes of one run -------------------------------------------------------------
+# A restart of the agent, and two live processes of one run -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("alive", [False, None])
@@ -358,7 +358,7 @@ def test_what_is_kept_apart_stays_so_over_a_restart_of_the_agent(first_ends: boo
 
 
 def test_two_processes_of_an_address_that_send_at_once_over_tcp_are_kept_apart() -> None:
-    """No process is visible over TCP: the one that sent within the last two seconds is alive, an older one has a successor."""
+    """No process is visible over TCP: one that sent in the last two seconds is alive, an older one has a successor."""
     book = RunRegistry(BOOT, alive=lambda hello: None)
     peer = Peer(address="10.0.0.7")
     one, two = FakeHook(sender="one", pid=1), FakeHook(sender="two", pid=2)

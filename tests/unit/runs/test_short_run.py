@@ -43,7 +43,10 @@ def scraped(agent: WholeAgent, second: int) -> list[str]:
 
 
 def test_a_job_array_of_short_runs_stays_below_600_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """56 runs of 10 s, eight at a time, each a job of its own. With those of GPUs and the node, about 175, it was 910."""
+    """56 runs of 10 s, eight at a time, each its own job.
+
+    With the series of GPUs and the node, about 175, there were 910.
+    """
     monkeypatch.setattr(whole_agent, "SERIES", AgentSettings().series)
     agent, now, most = WholeAgent(tmp_path, monkeypatch, BEGIN_NS), BEGIN_NS // S, 0
     for turn in range(7):
@@ -71,7 +74,7 @@ def test_a_job_array_of_short_runs_stays_below_600_series(tmp_path: Path, monkey
 def test_a_job_whose_attempt_failed_stays_as_long_as_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: bool
 ) -> None:
-    """The next attempt is to be expected, and JobRestartLoop goes on. A good-bye ends its alerts: `run_up` alone stays."""
+    """The next attempt is expected, and JobRestartLoop goes on. A good-bye ends its alerts: only `run_up` stays."""
     monkeypatch.setattr(whole_agent, "SERIES", AgentSettings().series)
     agent, now = WholeAgent(tmp_path, monkeypatch, BEGIN_NS), BEGIN_NS // S
     hook = FakeHook(BEGIN_NS, job="7")

@@ -90,7 +90,10 @@ def test_names_and_labels_are_the_catalogue_s(number: int) -> None:
 
 _PARTS = ("_mig_", "_engine_active_", "_gpu_shared_", "_notification", "_otlp_", "_breakdown_", "_job_over")
 NOT_SIMULATED = {name for name in BY_NAME if any(part in name for part in _PARTS)}
-"""Of GPUs split by MIG or shared by several owners, of agents with `--notify` or `--otlp`, of hooks with `breakdown`, of runs whose job is cancelled."""
+"""Metrics of GPUs split by MIG or shared by several owners, and of agents with `--notify` or `--otlp`.
+
+Also those of hooks with `breakdown`, and of runs whose job is cancelled.
+"""
 
 
 def test_a_fleet_makes_every_metric_of_a_real_agent() -> None:
@@ -144,9 +147,10 @@ def test_discovery_lists_every_node_by_its_path_and_the_rest_is_refused() -> Non
 
 
 def test_an_8_gpu_node_serves_500_series_and_never_more_than_600() -> None:
-    """With InfiniBand, loaders with workers, device events and the ledger of its job; of language models, tokens and MFU too.
+    """With InfiniBand, loaders with workers, device events, its job's ledger; also of language models, tokens and MFU.
 
-    Busy: a run trains since a quarter of an hour. Until then there are also the states of its start, and of what was before it.
+    Busy: a run has trained for a quarter of an hour. Before that there are also the states of its start, and of what
+    was before it.
     """
     busy, ever = [], []
     for number in range(0, 80, 2):

@@ -8,7 +8,7 @@ from gpuwatch.tools.tuning.trial import pace, warm_up
 
 
 def arrivals(workers: int, ahead: int, fetch_s: float, count: int, start_s: float = 0.5) -> list[float]:
-    """Return when a consumer that is faster than the workers gets its batches: bursts of `workers`, ready-made ones at once."""
+    """Return when a consumer faster than the workers gets its batches: bursts of `workers`, ready-made ones at once."""
     return [start_s + fetch_s * (1 + index // workers) + index * 1e-5 for index in range(count)]
 
 

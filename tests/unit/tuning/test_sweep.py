@@ -69,7 +69,7 @@ def test_a_fetch_that_sleeps_may_have_more_workers_than_cores() -> None:
 
 
 def test_a_machine_that_others_keep_busy_ends_no_ladder_before_its_time() -> None:
-    """As measured on two busy cores: a fetch of 64 ms of sleep and 32 of work, its times stretched and spread by others."""
+    """As measured on two busy cores: a fetch of 64 ms of sleep and 32 of work, which others stretch and spread."""
     times = {0: 0.124, 1: 0.158, 2: 0.132, 3: 0.06, 4: 0.038}
     machine = Machine(0.1, cores=2, others_cores=1.8)
 

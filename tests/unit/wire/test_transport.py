@@ -1,4 +1,4 @@
-"""The transport of the tests themselves, and that a sender's bounds are what the contract says. Sockets: tests/integration."""
+"""The tests' own transport, and that a sender's bounds are what the contract says. Sockets: tests/integration."""
 
 from __future__ import annotations
 

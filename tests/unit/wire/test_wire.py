@@ -80,7 +80,7 @@ def test_columns_are_little_endian_int64(values: list[int]) -> None:
 
 def test_a_step_takes_at_most_80_bytes_on_the_wire() -> None:
     now = 10**15
-    # A first batch is marked in those messages that have one, a wait for other ranks where the device's columns are not.
+    # A first batch is marked in those messages that have one, a wait for other ranks where there are no device columns.
     names = [name for name in wire.STEP_COLUMNS if name not in ("epoch_start", "comm_wait_ns")]
     columns = {name: wire.pack([now + index for index in range(1024)]) for name in names}
     assert len(wire.encode(steps(columns=columns))) / 1024 <= 80

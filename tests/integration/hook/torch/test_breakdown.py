@@ -1,4 +1,4 @@
-"""Compute by section in real time: unmodified programs under `gpuwatch run`, Lightning, and torch's own compiler and device."""
+"""Compute by section in real time: unmodified programs under `gpuwatch run`, Lightning, torch's compiler and device."""
 
 from __future__ import annotations
 
@@ -172,7 +172,10 @@ with gpuwatch.Watch(budget=1.0, breakdown=True, quiet=True) as watch:
 
 
 def test_the_shares_of_a_device_that_runs_behind_the_host() -> None:
-    """The host launches each section within a millisecond. A process of its own: autograd's engine asks for devices once."""
+    """The host launches each section within a millisecond.
+
+    It runs in its own process: autograd's engine asks for devices only once.
+    """
     require(*async_device.COMPILERS)
     async_device.build()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

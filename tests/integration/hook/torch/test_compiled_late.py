@@ -1,4 +1,4 @@
-"""Torch's compiler may be imported after a loop began, by the first `torch.compile`: it learns torch's own functions, not ours."""
+"""Torch's compiler, first imported by a `torch.compile` in a watched loop, learns torch's own functions, not ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real DistributedDataParallel trainings over gloo: who reports, who is late, and what waiting for others is booked as."""
+"""Real DistributedDataParallel trainings over gloo: who reports, who is late, and what their waits are booked as."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def stragglers(agent: Agent) -> list[dict[str, Any]]:
 
 
 def straggler(agent: Agent, process: subprocess.Popen[str], excess_s: float, rel: float) -> list[dict[str, Any]]:
-    """Return the findings of stragglers once the excess is right: in the first seconds, or while a core is taken, ranks are slow by turns."""
+    """Return the findings of stragglers once the excess is right.
+
+    In the first seconds, or while a core is taken, ranks are slow by turns.
+    """
 
     def look() -> list[dict[str, Any]] | None:
         assert process.poll() is None, "the training ended before"
@@ -121,7 +124,10 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
 @pytest.mark.alone
 @pytest.mark.parametrize("slow", ["--slow-data=0.06", "--slow-compute=0.06"])
 def test_rank_0_prints_one_verdict_of_all_ranks_without_an_agent(slow: str, tmp_path: Path) -> None:
-    """Code that is slow on one rank looks like that on all, but for their waits for each other: those are measured unaided."""
+    """Code that is slow on one rank looks slow on all ranks, but for their waits for each other.
+
+    Those are measured without `watch_communication`.
+    """
     command = [sys.executable, str(TRAINER), "--spawn=3", "--method=fork", f"--port={free_port()}"]
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("GPUWATCH_", "SLURM_"))}
     done = subprocess.run(

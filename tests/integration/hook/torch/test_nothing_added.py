@@ -1,4 +1,4 @@
-"""Under torch's own profiler: a watched loop runs the operations that the bare one runs, no other, and nothing that waits."""
+"""Under torch's own profiler: a watched loop runs the same operations as the bare one, and nothing that waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a user's own streams and `synchronize()` wait for, on the torch device without hardware. Each test runs in a fork that has the device."""
+"""What a user's own streams and `synchronize()` wait for, on the torch device without hardware.
+
+Each test runs in a fork that has the device.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from tests.servers import require  # noqa: E402
 
 pytestmark = pytest.mark.alone
 MOST_POINTS = 10.0
-"""Booked wrongly it would be 50 and more, and on a busy machine the host wakes up late. The rows of `python -m benchmarks.accuracy` hold 2."""
+"""Booked wrongly it would be 50 points and more, and on a busy machine the host wakes up late.
+
+The rows of `python -m benchmarks.accuracy` hold 2.
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -134,7 +140,7 @@ def test_a_loop_without_a_loader_waits_for_copies_on_another_stream(ahead: int, 
 def test_a_stream_that_waits_for_copies_on_another_one_is_in_transfer_and_for_work_computes(
     kind: str, waits_by: str, lab: Any
 ) -> None:
-    """Every step waits for 24 ms on another stream, which waits for this one before: that is no wait of the training's."""
+    """Every step waits for 24 ms on another stream, which waits for this one first: that wait is not the training's."""
     lab = lab()
     main, side = torch.asyncdev.current_stream(), torch.asyncdev.Stream()
     batch = torch.zeros(8).pin_memory()

@@ -1,4 +1,4 @@
-"""Loops as people write them with real torch: compiled, in mixed precision, accumulating, with loaders that keep their state."""
+"""Real torch loops as people write them: compiled, in mixed precision, accumulating, with loaders that keep state."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_steps_bounded_by_the_optimizer_change_nothing_of_what_is_compiled(kind:
 
 
 def test_mixed_precision_with_a_scaler_that_skips_a_step(watch: Watch) -> None:
-    """The scaler leaves `optimizer.step()` out where a gradient overflowed: that step has no last launch, and is a step."""
+    """The scaler skips `optimizer.step()` after an overflow: such a step has no last launch, but it is a step."""
     device = FakeDevice()
     watch.session.torch_hooks.attach(device)
     model = torch.nn.Linear(4, 1)
@@ -189,11 +189,14 @@ def test_mixed_precision_with_a_scaler_that_skips_a_step(watch: Watch) -> None:
     assert scaler.get_scale() == 2.0
 
 
-# Gradient accumulation --------------------------------------------------------------------------------------------------
+# Gradient accumulation -----------------------------------------------------------------------------------------------
 
 
 def test_gradient_accumulation_measures_each_micro_batch(watch: Watch) -> None:
-    """Three of four micro-batches have no optimizer step: they end when the next batch is asked for, and no host wait is claimed of them."""
+    """Three of four micro-batches have no optimizer step.
+
+    They end when the next batch is asked for, and no host wait is claimed of them.
+    """
     device = FakeDevice()
     watch.session.torch_hooks.attach(device)
     model = torch.nn.Linear(4, 1)
@@ -212,7 +215,7 @@ def test_gradient_accumulation_measures_each_micro_batch(watch: Watch) -> None:
     assert states["compute"] == pytest.approx(16 * 0.008, abs=0.02 + 0.05 * report.duration_s)
 
 
-# Loaders that keep their state, or their workers ------------------------------------------------------------------------
+# Loaders that keep their state, or their workers ---------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")

@@ -38,7 +38,10 @@ class Takes(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Training:
-    """A watch with `breakdown`, on a clock that is set; on a device that is only time, calls launch work and return after 0.1 ms."""
+    """A watch with `breakdown`, on a clock that is set.
+
+    On a device that is only time, calls launch work and return after 0.1 ms.
+    """
 
     def __init__(self, monkeypatch: Any, on_device: bool = False, **options: Any) -> None:
         self.clock = Clock()

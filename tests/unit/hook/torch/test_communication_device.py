@@ -1,4 +1,4 @@
-"""Ranks that train on devices that are only time: the reported wait of each for the others is what its stream waited."""
+"""Ranks that train on devices that are only time: each rank's reported wait for the others is its stream's wait."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Rank:
         return max(self.clock(), self.device._end_ns or 0)
 
     def forward_and_backward(self, device_s: float) -> list[int]:
-        """Launch a third forward, the rest backward, the buckets one by one; return when each is ready to be reduced."""
+        """Launch a third forward, the rest backward, bucket by bucket; return when each is ready to be reduced."""
         self.device.launch(device_s / 3)
         ready = []
         for _ in range(BUCKETS):
@@ -100,7 +100,7 @@ def train(
     read_back: bool = True,
     reduce_s: float = REDUCE_S,
 ) -> None:
-    """Take steps on all ranks. `compute_s(rank, step)` is what forward and backward take the device, `data_s` the fetch."""
+    """Take steps on all ranks. `compute_s(rank, step)`: device time of forward and backward; `data_s`: the fetch."""
     for step in range(steps):
         reduces = (step + 1) % accumulate == 0
         with ExitStack() as stack:

@@ -1,4 +1,7 @@
-"""Any training on a device whose every call may raise, be late or never complete: it goes as without gpuwatch, and its seconds close."""
+"""Any training on a device whose every call may raise, be late or never complete.
+
+It goes as without gpuwatch, and its seconds close.
+"""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_one_in_which_the_optimizer_makes_a_step_was_none_and_there_are_no_more(
 
 
 def test_another_model_that_is_made_in_a_step_is_none(loop: Loop) -> None:
-    """A teacher that is loaded at some time: the rest of the step was an evaluation, and there were none from then on."""
+    """A teacher is loaded at some time: the rest of the step was an evaluation, and none was found from then on."""
     made: list[Any] = []
 
     def load(number: int) -> None:
@@ -260,7 +260,10 @@ def test_a_loader_in_an_evaluation_is_a_part_of_it(loop: Loop) -> None:
 
 
 def random_programs(random: Random) -> Iterator[tuple[str, int, dict[int, str], dict[int, str]]]:
-    """Passes over a quick loader: what each does, its number of steps, and what is done before and after single steps; and steps without a loader."""
+    """Yield passes over a quick loader, and steps without a loader.
+
+    Of each: what it does, its number of steps, and what is done before and after single steps.
+    """
     for _ in range(random.randint(2, 4)):
         count = random.choice([3, 20, 90])
         habits = [random.choice([1, 3, 5, 40]), random.choice([2, 7, 33])]

@@ -466,7 +466,7 @@ WAITS_MS: dict[str, Callable[[int, random.Random], float]] = {
 @pytest.mark.parametrize("waits", WAITS_MS)
 @pytest.mark.parametrize("one_in", [2, 4, 16])
 def test_steps_that_rest_are_estimated_within_2_points(rig: Rig, waits: str, one_in: int) -> None:
-    """The device's timeline measures one stretch of four steps in so many; a queue of its pieces stands in for it in between."""
+    """The device's timeline measures one stretch of four steps in so many; queued pieces of it stand for the rest."""
     recorder, chance = rig.watch._recorder, random.Random(1)
     waits_ms = [WAITS_MS[waits](number, chance) for number in range(800)]
     for _ in rig.watch.steps(rig.batches(waits_ms)):

@@ -1,4 +1,7 @@
-"""Peaks of the GPU's memory, and the end of a run for lack of it. torch.cuda is a stand-in with its names, which counts what would set a device up."""
+"""Peaks of the GPU's memory, and the end of a run for lack of it.
+
+torch.cuda is a stand-in with its names, which counts what would set a device up.
+"""
 
 from __future__ import annotations
 

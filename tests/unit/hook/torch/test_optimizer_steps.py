@@ -1,4 +1,4 @@
-"""Steps bounded by the optimizer: loops without a watched loader, loaders in other threads, passes that train nothing."""
+"""Steps bounded by the optimizer: loops without a watched loader, loaders in threads, passes that train nothing."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_pass_with_frozen_weights_or_accumulated_gradients_is_training(trainin
 def test_accumulated_gradients_after_a_pass_without_are_training_in_every_pass(
     training: Training, first: str, to_none: bool
 ) -> None:
-    """A frozen encoder's pass, a teacher's or a generation comes first in each step, and the optimizer's step batches later."""
+    """A pass of a frozen encoder or teacher, or a generation, begins each step; the optimizer steps batches later."""
     encoder, optimizer = torch.nn.Linear(2, 2).eval(), training.optimizers[0]
     if first != "an encoder":
         training.model.eval()  # left on for all the training
@@ -607,7 +607,10 @@ def test_a_pass_that_trains_nothing_is_no_evidence(training: Training, monkeypat
 
 
 def test_the_first_step_of_two_loaders_that_take_turns_trains(training: Training) -> None:
-    """It began before the second loader's pass did, and was left out twice: as the first step, and as a pass that trains nothing."""
+    """It began before the second loader's pass did.
+
+    It was left out twice: as the first step, and as a pass that trains nothing.
+    """
     pairs = zip(
         training.watch.steps(training.batches(10, 30)), training.watch.steps(training.batches(10, 1)), strict=True
     )
@@ -693,7 +696,7 @@ class Miscounted(torch.utils.data.IterableDataset[Any]):
 
 @pytest.mark.parametrize("asks", [False, True])
 def test_of_a_length_that_is_wrong_torch_warns_only_those_who_ask_for_it(training: Training, asks: bool) -> None:
-    """Two workers that each yield all data, say. The length of such a data set is the user's code, and is not asked for."""
+    """Two workers may each yield all data. The length of such a data set is the user's code, and is not asked for."""
     loader = DataLoader(Miscounted(), batch_size=1)
     watched: Any = training.watch.steps(loader)
     if asks:
@@ -708,7 +711,10 @@ def test_of_a_length_that_is_wrong_torch_warns_only_those_who_ask_for_it(trainin
 
 
 def test_the_batches_of_a_generator_are_freed_as_without(training: Training) -> None:
-    """Up to Python 3.12 the locals of a frame that were looked at stayed with it: the first batch, on the device, for the whole run."""
+    """Up to Python 3.12 the locals of a frame that were looked at stayed with it.
+
+    The first batch stayed on the device for the whole run.
+    """
     made: list[Any] = []
 
     def batches() -> Iterator[Any]:
@@ -960,7 +966,7 @@ class Slow:
             self.clock.sleep_ms(self.end_ms)
 
 
-# on a device ------------------------------------------------------------------------------------------------------------
+# on a device ---------------------------------------------------------------------------------------------------------
 
 
 def on_device(training: Training) -> FakeDevice:
@@ -980,7 +986,7 @@ def step_on(device: FakeDevice, training: Training, wait_ms: float) -> None:
 
 
 def test_a_wait_without_a_loader_starves_the_device_where_it_is_longer_than_the_queued_work(training: Training) -> None:
-    """On a GPU all of it was `other`: 70% of a training that tokenizes before each forward pass, and no cause was named."""
+    """On a GPU it was all `other`: 70% of a training that tokenizes before each forward pass, without a named cause."""
     device = on_device(training)
     for _ in range(21):
         step_on(device, training, 30)
@@ -1123,7 +1129,7 @@ def test_what_is_saved_before_the_next_forward_pass_is_a_checkpoint(training: Tr
 def test_functions_without_a_module_wait_until_the_copy_and_their_device_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They had no timeline of the device, and 70% of waits counted as `compute`: nothing but a module's pass looked for one."""
+    """They had no timeline of the device, and 70% of waits were `compute`: only a module's pass looked for a device."""
     training = Training(monkeypatch)
     bounds, weight = training.watch.session.torch_hooks.optimizer, torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight], 0.1)
@@ -1154,7 +1160,7 @@ def test_functions_without_a_module_wait_until_the_copy_and_their_device_is_foun
 
 
 def test_steps_are_those_that_plain_calls_mark_from_the_first_call_on(training: Training) -> None:
-    """The marks were ignored, with their samples: an optimizer's step came before the first one, and bounded all of them."""
+    """The marks and their samples were ignored: an optimizer's step came before the first, and bounded all steps."""
     for _ in range(4):
         training.step(5, 10)
         training.clock.sleep_ms(3)
@@ -1188,7 +1194,7 @@ def test_a_gap_between_passes_on_a_device_begins_when_a_result_is_read_back(trai
     assert gaps_ms(training) == 4 * 7 and recorder.gap_since_ns == 0
 
 
-# between two forward passes ---------------------------------------------------------------------------------------------
+# between two forward passes ------------------------------------------------------------------------------------------
 
 
 def gaps_ms(training: Training) -> float:
@@ -1256,7 +1262,10 @@ def test_passes_with_gradients_in_the_mode_of_an_evaluation(training: Training, 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_activations_that_are_computed_again_are_no_evaluation(training: Training, reentrant: bool) -> None:
-    """A forward pass without gradients comes first, and the blocks are called by a function: 17% of such a training was `eval`."""
+    """A forward pass without gradients comes first, and a function calls the blocks.
+
+    17% of such a training was `eval`.
+    """
     from torch.utils.checkpoint import checkpoint
 
     def block(x: Any) -> Any:

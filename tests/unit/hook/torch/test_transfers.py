@@ -167,7 +167,8 @@ def test_compiled_code_is_not_broken_into_graphs(clock: Clock, monkeypatch: pyte
 
 
 # How often the class changes ------------------------------------------------------------------------------------------
-# Python >= 3.13 gives a class 1,000 versions, one for each change after a look-up, and caches none of its attributes any more after that.
+# Python >= 3.13 gives a class 1,000 versions, one for each change after a look-up, and then caches none of its
+# attributes any more.
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What torch compiles inside a watched loop is what it compiles in a bare one: the same graphs, as often, the same results."""
+"""What torch compiles in a watched loop is what it compiles in a bare one: graphs, how often, and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor subclasses, function modes and several watches at once: torch tells them what was called, and a copy is timed once."""
+"""Tensor subclasses, function modes and several watches: torch tells them what was called; a copy is timed once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE = {getattr(torch.Tensor, name) for name in ("to", "item", "cpu", "tolist")
 
 
 class Recording(torch.Tensor):
-    """Notes whether each function is one of the table, as torchvision's `tv_tensors` do to keep their type through `.to`."""
+    """Notes whether each function is in the table, as torchvision's `tv_tensors` do to keep their type in `.to`."""
 
     known: list[bool] = []  # noqa: RUF012
 

@@ -1,4 +1,7 @@
-"""Work on other streams and devices: copies are measured there; what else runs there is not seen, so the input wait is not certain."""
+"""Work on other streams and devices: copies are measured there.
+
+What else runs there is not seen, so the input wait is not certain.
+"""
 
 from __future__ import annotations
 
