@@ -1,4 +1,4 @@
-"""The subcommands: one file each, or one for those that belong together; the docstring of the function is its help. To add one, add a file here and a line below."""
+"""The subcommands, one or a few a file; a function's docstring is its help. To add one, add a file and a line below."""
 
 from gpuwatch.commands.agent import agent
 from gpuwatch.commands.demo import demo

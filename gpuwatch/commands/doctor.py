@@ -24,8 +24,8 @@ def doctor(
 
     Example: `gpuwatch doctor --prometheus http://prometheus:9090`
 
-    Run it where the problem is: in the training's container for its limits, in the agent's for its permissions. A run takes at
-    most three seconds.
+    Run it where the problem is: in the training's container for its limits, in the agent's for its permissions. A run
+    takes at most three seconds.
 
     Exit codes: 0 no problem (warnings are possible), 1 at least one problem, 2 wrong usage.
     """

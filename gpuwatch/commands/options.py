@@ -37,7 +37,7 @@ def settings_of(config: Path | None, runbooks: str) -> Config:
 
 
 def write_file(folder: Path, name: str, text: str, option: str = "") -> None:
-    """Write a file into a folder, which is made if there is none, and print its path. Raises: ConfigError naming the option."""
+    """Write a file into a folder, made if there is none, and print its path. Raises: ConfigError naming the option."""
     with usable(f"{option}{folder}", "name a folder that you may write to"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")

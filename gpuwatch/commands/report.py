@@ -48,7 +48,8 @@ def report(
     Example: `gpuwatch report last`, `gpuwatch report resnet50-a --json --fail-on input_wait=0.1`
 
     The report is one HTML file without scripts, by default `gpuwatch-NAME.html`; Markdown and JSON go to stdout.
-    `--history FILE` works without a running agent. `--fail-on step_s=0.05` limits the mean step time. Exit codes: 0 done, 1 a limit of `--fail-on` is exceeded, 2 wrong usage or no such run.
+    `--history FILE` works without a running agent. `--fail-on step_s=0.05` limits the mean step time. Exit codes:
+    0 done, 1 a limit of `--fail-on` is exceeded, 2 wrong usage or no such run.
     """
     gates = [parse_gate(text) for text in fail_on or ()]
     if job is not None:
@@ -75,10 +76,11 @@ def compare(
 ) -> None:
     """Compare two runs: states, step time with a confidence interval, predicted and achieved speedup.
 
-    Example: `gpuwatch compare resnet50-a resnet50-b`, `gpuwatch compare resnet50`, `gpuwatch compare baseline.json last --fail-on slower=0.05`
+    Example: `gpuwatch compare resnet50-a resnet50-b`, `gpuwatch compare resnet50`,
+    `gpuwatch compare baseline.json last --fail-on slower=0.05`
 
-    `baseline.json` is the output of `gpuwatch report RUN --json`. B is slower only if the change is statistically significant.
-    Exit codes: 0 done, 1 a limit of `--fail-on` is exceeded, 2 wrong usage or no such run.
+    `baseline.json` is the output of `gpuwatch report RUN --json`. B is slower only if the change is statistically
+    significant. Exit codes: 0 done, 1 a limit of `--fail-on` is exceeded, 2 wrong usage or no such run.
     """
     gates = [parse_gate(text, of_two=True) for text in fail_on or ()]
     source = _open_source(agent, history)
@@ -96,11 +98,13 @@ def digest(
     notify: Annotated[list[str] | None, typer.Option(help="Apprise URL to send the summary to; repeatable.")] = None,
     json: Json = False,
 ) -> None:
-    """Summarise a week of a user, a team or the site: GPU-hours, how much was lost, the worst runs, why, and what to change.
+    """Summarise a week of a user, a team or the site: GPU-hours, how much was lost, the worst runs, why, and what to
+    change.
 
     Example: `gpuwatch digest --prometheus http://prometheus:9090 --user alice --notify mailto://…`
 
-    Meant for cron. Needs the recording rules of `gpuwatch rules`. Exit codes: 0 done, 1 a notification was not delivered, 2 wrong usage or no such user.
+    Meant for cron. Needs the recording rules of `gpuwatch rules`. Exit codes: 0 done, 1 a notification was not
+    delivered, 2 wrong usage or no such user.
     """
     source, now_s = Prometheus(prometheus), time.time()
     found = last_days(source, user, days, now_s)
@@ -138,7 +142,8 @@ def _load_run(source: RunSource, wanted: str, config: Path | None) -> RunReport:
 
 
 def _finish(found: Result, markdown: bool, json: bool, output: Path | None, name: str, failed: list[str]) -> None:
-    """Write the result, and end with 1 when a limit is broken. A page without `--output` gets a name, which is printed. Raises: ConfigError."""
+    """Write the result, and end with 1 when a limit is broken. A page without `--output` gets a name, which is printed.
+    Raises: ConfigError."""
     if markdown and json:
         raise ConfigError("--markdown and --json: give one of them; a report is written once")
     if json:
@@ -166,7 +171,7 @@ def _write(text: str, path: Path | None) -> None:
 
 
 def _array_task(name: str) -> list[str]:
-    """Return the job id of a task of a job array, such as 4711_2, as Slurm's own commands know it; none where they do not."""
+    """Return the job id of a task of a job array, such as 4711_2, as Slurm's commands know it; none if they do not."""
     if re.fullmatch(r"\d+_\d+", name):
         for command in (["squeue", "-hj", name, "-tall", "-o%A"], ["sacct", "-nXPj", name, "-oJobIDRaw"]):
             with suppress(OSError, subprocess.SubprocessError):
@@ -177,7 +182,8 @@ def _array_task(name: str) -> list[str]:
 
 
 def _job(name: str, agent: str, prometheus: str | None) -> dict[str, Any]:
-    """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711, 4711_2 a task of an array. Raises: ConfigError."""
+    """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711, 4711_2 a task of
+    an array. Raises: ConfigError."""
     own = sendable(name.strip().removeprefix("slurm:"))  # as messages have it
     names = [sendable(name.strip()), own, *_array_task(own)]
     if prometheus is not None:

@@ -24,10 +24,10 @@ def run(
 
     Example: `gpuwatch run -- python train.py --epochs 3`. The `--` may be left out.
 
-    Every DataLoader that the main thread, or a thread that has created an optimizer (Ray Train), iterates is watched as if by
-    `gpuwatch.watch`. Lightning, Hugging Face Trainer and Ignite get their integration. In a loop without a DataLoader a step lasts from
-    one optimizer step to the next. If no step was found, one line at the end gives the reason. The program replaces this process:
-    its output, signals and exit code are its own.
+    Every DataLoader that the main thread, or a thread that has created an optimizer (Ray Train), iterates is watched as
+    if by `gpuwatch.watch`. Lightning, Hugging Face Trainer and Ignite get their integration. In a loop without a
+    DataLoader a step lasts from one optimizer step to the next. If no step was found, one line at the end gives the
+    reason. The program replaces this process: its output, signals and exit code are its own.
 
     A script `train.py` that is not executable runs with the Python interpreter of gpuwatch.
 
@@ -52,7 +52,7 @@ def run(
 
 
 def environment(of: Mapping[str, str], command: Sequence[str] = ()) -> dict[str, str]:
-    """Return an environment in which every Python is watched: it runs our `sitecustomize` first. Raises: ConfigError."""
+    """Return an environment in which each Python is watched: it runs our `sitecustomize` first. Raises: ConfigError."""
     startup = Path(gpuwatch.__file__).parent / "startup"
     if not (startup / "sitecustomize.py").exists():
         raise ConfigError(f"{startup}/sitecustomize.py is missing; install gpuwatch-training again")

@@ -25,11 +25,13 @@ def stacks(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the flame graphs.")] = Path(),
     json: Json = False,
 ) -> None:
-    """Sample the stacks of a run's processes on this node, and print the hottest line of your code in each loader worker.
+    """Sample the stacks of a run's processes on this node, and print the hottest line of your code in each loader
+    worker.
 
     Example: `gpuwatch stacks resnet50-a`, `gpuwatch stacks --pid 4711 --seconds 10`
 
-    The training continues and needs no extra package. Without py-spy the training process samples itself, but not its loader workers.
+    The training continues and needs no extra package. Without py-spy the training process samples itself, but not its
+    loader workers.
 
     Exit codes: 0 done, 1 a process cannot be read (the message says what to do), 2 wrong usage, or no such run.
     """
@@ -55,8 +57,8 @@ def trace(
 
     Example: `gpuwatch trace resnet50-a --steps 20`
 
-    The run has to allow it: `gpuwatch run --trace`, GPUWATCH_TRACE=1 or `Watch(trace=True)`. Its training thread starts and stops the
-    profiler between two steps; without a request there is no cost.
+    The run has to allow it: `gpuwatch run --trace`, GPUWATCH_TRACE=1 or `Watch(trace=True)`. Its training thread starts
+    and stops the profiler between two steps; without a request there is no cost.
 
     Exit codes: 0 done, 1 the process does not answer or does not allow traces, 2 wrong usage, or no such run.
     """
@@ -74,7 +76,7 @@ def trace(
 
 
 def targets_of(agent: str, pid: int | None, run: str, rank: int | None, file: Path) -> list[Target]:
-    """Return this process, else the run's living ones, with a file: its {} becomes the pid, else the run's name and the rank. Raises: ConfigError."""
+    """Return this process, else the run's living ones; {} in `file`: the pid, or name and rank. Raises: ConfigError."""
     if pid is not None:
         return [Target(0, pid, file.with_name(file.name.format(pid)))]
     source = Client(agent, "give --agent URL, or --pid")

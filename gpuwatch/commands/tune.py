@@ -32,8 +32,9 @@ def tune(
 
     Example: `gpuwatch tune train:make_loader --step-ms 40`
 
-    `make_loader(num_workers, prefetch_factor, pin_memory, persistent_workers)` returns the loader. A DataLoader, or a function without
-    arguments that returns one, also works. Each setting runs in its own process, which is stopped if memory or /dev/shm runs short.
+    `make_loader(num_workers, prefetch_factor, pin_memory, persistent_workers)` returns the loader. A DataLoader, or a
+    function without arguments that returns one, also works. Each setting runs in its own process, which is stopped if
+    memory or /dev/shm runs short.
 
     Exit codes: 0 done, 2 no such loader, or one without batches, 130 after Ctrl-C (the results so far are printed).
     """
@@ -64,7 +65,7 @@ def tune(
 
 
 def step_of_run(agent: str, name: str) -> float:
-    """Return a run's step time without its wait for data, in seconds: the median of transfer and compute of its last steps."""
+    """Return a run's step time without data wait, in seconds: the median of transfer and compute in its last steps."""
     client = Client(agent, "start `gpuwatch up`, give --agent or --step-ms")
     found = choose(client, name)[0]
     steps = client.last_steps(found.run, found.rank, 600)

@@ -1,4 +1,4 @@
-"""`gpuwatch up`, `gpuwatch dashboard` and `gpuwatch top`: agent and page, the page alone, and runs in the terminal; child processes and ports."""
+"""`gpuwatch up` (agent and page), `dashboard` (the page), `top` (runs in a terminal); child processes and ports."""
 
 import ctypes
 import errno
@@ -145,7 +145,7 @@ def top(
 
 @contextmanager
 def running(command: Sequence[str], more: Mapping[str, str] = {}, quiet: bool = False) -> Iterator[Child]:
-    """Run a process that ends with this one, with `more` in its environment: SIGTERM at exit, SIGKILL 8 s later; the kernel ends it if we are killed."""
+    """Run a process, `more` in its environment: SIGTERM at exit, SIGKILL 8 s later; the kernel ends it if we die."""
     child = subprocess.Popen(
         command,
         env={**os.environ, "PYTHONSAFEPATH": "1", **more},  # no module of the current folder hides one that it imports

@@ -51,7 +51,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def gain(self) -> str:
-        """Return the predicted throughput, e.g. "1.20× to 2.40×", "up to 2.60×"; empty where no gain is to be expected."""
+        """Return the predicted throughput, e.g. "1.20× to 2.40×", "up to 2.60×"; empty where no gain is expected."""
         if self.predicted_range is not None and self.predicted_range[1] >= 1.05:
             low, high = self.predicted_range
             return f"{low:.2f}× to {high:.2f}×" if high - low >= 0.05 else f"{high:.2f}×"
@@ -59,7 +59,7 @@ class Finding(msgspec.Struct, frozen=True):
         return f"up to {speedup:.2f}×" if speedup >= 1.05 else ""
 
     def brief(self, rank: int) -> str:
-        """Return what it advises, with the gain, or of a hang of this rank the place; at most 160 characters, that act on no terminal."""
+        """Return the advice, or where this rank hangs, with the gain: up to 160 characters, harmless to a terminal."""
         texts = {each.what: each.text for each in reversed(self.evidence)}
         place = texts.get("late") or ("activity" in texts and f"rank {rank}: {texts['activity']}")
         gain = self.gain and f" ({self.gain} the throughput)"
@@ -117,7 +117,7 @@ Target = Literal["workers", "training", "all ranks"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One cause: how it is found, and every fact about it. Called with a window, and a site's thresholds if it has its own.
+    """One cause: how it is found, and every fact about it. Called with a window and, if set, a site's own thresholds.
 
     Returns None when the cause is not there, or when its signal was not measured.
     """
@@ -127,8 +127,8 @@ class Rule:
     explains: tuple[str, ...]  # Causes that are its consequences. A fallback among them is not reported with it.
     explained_by: tuple[str, ...]  # Causes that this one is a consequence of, besides those that name it in `explains`.
     stacks: Target | None
-    """Whose stacks show more: the rank's loader workers (its training process where it has none), its training process, or the
-    training processes of all ranks on the node. None: stacks do not help."""
+    """Whose stacks show more: the rank's loader workers (its training process where it has none), its training process,
+    or the training processes of all ranks on the node. None: stacks do not help."""
     alert: str | None  # The alert of alerting/alerts.yml that it raises, by which the agent notifies; None: none.
     runbook: str  # The page in docs/runbooks that lists this cause: that of its alert, if it has one.
     delays_rank: Literal["input", "host"] | None = None
@@ -149,7 +149,7 @@ class Rule:
 
 
 def rule(change: str, **facts: Any) -> Callable[[Find], Rule]:
-    """Make a rule of a function that is called what it finds. The facts are the fields of `Rule`; a missing one is a TypeError."""
+    """Make a rule of a function named after its cause. The facts are `Rule`'s fields; a missing one is a TypeError."""
     of_alert = {"runbook": facts["alert"]} if facts.get("alert") else {}
     return lambda find: Rule(find, change, **of_alert, **facts)
 

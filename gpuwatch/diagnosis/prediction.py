@@ -1,9 +1,9 @@
 """What more loader workers would gain, what they need, and where a lack of room shows. Pure arithmetic.
 
-Times in seconds a step, sizes in bytes. A batch costs one worker `fetch_s`; W workers deliver one every `fetch_s / W`. The step cannot
-be shorter than that, nor than its own transfer and compute: `ceil(fetch_s / (transfer + compute))` workers feed it. What stays of the
-wait is the handover: the training thread takes a ready batch out of a worker's queue. Nor can it be shorter than the CPU time of a batch and of the
-step itself on the cores that there are. A gain that is not certain is not predicted, and no number of workers advised.
+Times in seconds a step, sizes in bytes. A batch costs one worker `fetch_s`; W workers deliver one every `fetch_s / W`.
+The step cannot be shorter than that, nor than its own transfer and compute, nor than the CPU time of a batch and of the
+step itself on the cores that there are. `ceil(fetch_s / (transfer + compute))` workers feed it. What stays of the wait
+is the handover of a ready batch to the training thread. An uncertain gain is not predicted, nor are workers advised.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from gpuwatch.wire import Loader
 
 HANDOVER_S = (0.0003, 0.004)  # duration of a handover where it cannot be measured: no workers, or never a batch ready
 HANDOVER_BYTES_PER_S = (10e9, 1e9)
-"""Rate at which a batch is then taken over, and its pages are first touched; the lower one also that at which a worker writes it into
-shared memory. Measured: 33 MB cost the training thread 4 ms, and its step 21 ms more than without workers; 10 kB 1 ms."""
+"""Rates at which a batch is then taken over, its pages first touched; at the lower a worker writes it to shared memory.
+Measured: 33 MB cost the training thread 4 ms, and its step 21 ms more than without workers; 10 kB 1 ms."""
 CROWDED = (1.2, 1.35)
-"""By how much more at most a step on the CPU and its batch take, than their CPU time shows, where workers and step fill the cores; the
-second where threads of the step wait for each other. Measured: 1.14 to 1.19 with one thread."""
+"""By how much more at most a step on the CPU and its batch take, than their CPU time shows, where workers and step fill
+the cores; the second where threads of the step wait for each other. Measured: 1.14 to 1.19 with one thread."""
 FAIR = 0.25
-"""The share of its cores that a training gets at least, whatever else runs: its own share now and what is idle, if that is more."""
+"""The least share of its cores that a training gets, whatever else runs; its share now plus what is idle, if more."""
 SPREAD = 0.9  # what workers deliver is known to a tenth: two runs of the same loader differ by that much
 WORTH = 1.1  # the lowest gain to expect from which workers are advised
 CONTENTION = 1.10
-"""Workers slow down the host that launches for a device, and with it the rest of the step, by at most this factor: 6.5–8% on recorded GPUs."""
+"""Workers slow the host that launches for a device, and with it the step, by at most this: 6.5–8% on recorded GPUs."""
 START_S = 0.03
 """By how much a pass is longer for each worker that it starts by fork. Measured: 33 ms for one, 62 ms for three."""
 MOST_A_CORE = 4  # workers for each core at most, even where they only wait: each also collates and hands over
@@ -48,7 +48,7 @@ class Plan:
     step_s: tuple[float, float]  # shortest and longest step to expect; not in the note of a run that is too short
     speedup: tuple[float, float]  # lowest and highest gain in throughput that goes with it
     queue_bytes: int | None
-    """What full queues take of /dev/shm and of memory, for all of the run's ranks on this node; None: the batch size is not known."""
+    """What full queues take of /dev/shm and memory, for all the run's ranks on this node; None: unknown batch size."""
     memory_bytes: int | None = None  # the same with the workers' own memory; None: that or the batch size is unknown
     on_cpu: bool = True  # whether the fetches compute, rather than wait
     promises: bool = True  # whether a step can be predicted: False for a short run
@@ -75,7 +75,7 @@ class Plan:
 def free_cores(window: Window) -> int | None:
     """Return the cores for the loader workers of one rank; at least 1, None when not known.
 
-    One core is set aside for each rank, unless it is measured to be idle: a training thread that waits for its device needs little.
+    One core is set aside for each rank, unless measured to be idle: a thread that waits for its device needs little.
     """
     cores, ranks, measured = window.host.cpu_cores, window.local_world_size, _available_cores(window)
     if cores is None:
@@ -87,7 +87,7 @@ def free_cores(window: Window) -> int | None:
 def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s: float = 0.0) -> Plan:
     """Return the number of workers that feeds the step, within cores (for fetches that compute), memory and /dev/shm.
 
-    The range: where cores are busy with other work, the workers may get no more than what is idle now and what they have.
+    The range: where cores are busy with other work, workers may get no more than what is idle now and what they have.
     """
     have = window.workers or 0
     now_s = wait_s + rest_s
@@ -111,7 +111,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     worst_s = max(slowed_s + handover_s[1], (1 + error) * paced_s + sent_s / workers)
     if window.host.cpu_cores is not None:
         cores, available = window.host.cpu_cores / window.local_world_size, _available_cores(window)
-        # Seconds on a core a step: those of its batch, and those of the step itself by as many threads as it has at work.
+        # Seconds on a core a step: those of its batch, and of the step itself by as many threads as it has at work.
         ratio = float(on_cpu) if window.fetch_cpu_ratio is None else min(1.0, window.fetch_cpu_ratio)
         on_core_s = sum(window.worker_cpu_ratios or ()) * now_s if have else fetch_s * ratio
         own = None if window.timeline == "device" else window.process_cores
@@ -136,7 +136,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
 
 
 def paced(window: Window, workers: int, rest_s: float) -> float:
-    """Return the mean step with the training thread's own fetches made by workers: in order, so that all wait for a slow one once their queues are full."""
+    """Return the mean step if workers made the fetches, in order: once queues are full, all wait for a slow one."""
     ahead = workers * prefetch_of(window.loader)
     free_s, taken_s = [0.0] * workers, [0.0] * ahead
     for number, wait_s in enumerate(window.steps.data_wait_s):
@@ -148,7 +148,7 @@ def paced(window: Window, workers: int, rest_s: float) -> float:
 
 
 def _standard_error(times_s: Sequence[float]) -> float:
-    """Return that of the mean, relative to it, half at most: where a few slow items are most of the time, other batches have more or fewer of them."""
+    """Return that of the mean, relative to it, at most 0.5: other batches have more or fewer of the few slow items."""
     mean_s = fmean(times_s) if len(times_s) > 1 else 0.0
     return min(0.5, stdev(times_s) / mean_s / sqrt(len(times_s))) if mean_s > 0 else 0.0
 
@@ -167,7 +167,7 @@ def _handover(window: Window, workers: int) -> tuple[float, float]:
 
 
 def _available_cores(window: Window) -> float | None:
-    """Return the cores that are idle now plus those that already make batches, for one rank; None where not measured."""
+    """Return the cores that are idle now plus those that already make batches, for one rank; None if not measured."""
     host, fetching = window.host, sum(window.worker_cpu_ratios or ())
     if not window.workers:
         on_cpu = 1.0 if window.fetch_cpu_ratio is None else min(1.0, window.fetch_cpu_ratio)
@@ -192,7 +192,7 @@ def _shm_cap(window: Window, workers: int) -> int | None:
 
 
 def _memory_cap(window: Window, workers: int) -> int | None:
-    """Return how many workers, with their queues, fit into the memory that is available; the workers' own memory is left out where not known."""
+    """Return how many workers fit into the available memory with their queues, and their own memory if it is known."""
     queue, available = _queue_bytes_a_worker(window), window.host.memory_available_bytes
     each = (queue or 0) + (window.worker_private_bytes or 0) * window.local_world_size
     return None if queue is None or not each or available is None else workers + available // each
@@ -204,7 +204,7 @@ def prefetch_of(loader: Loader) -> int:
 
 
 def queues_bytes(window: Window) -> int:
-    """Return the bytes in the full queues of all ranks on the node; 0 without workers, or where the size of a batch is not known."""
+    """Return the bytes in the full queues of all ranks on the node; 0 without workers or a known batch size."""
     return (window.workers or 0) * (_queue_bytes_a_worker(window) or 0)
 
 

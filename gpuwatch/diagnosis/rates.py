@@ -94,7 +94,7 @@ class Throughput(msgspec.Struct, frozen=True):
 
 
 def declared(*given: float | None) -> Flops | None:
-    """Return what the user declares of the fields of `Flops`, in their order; None if nothing. Raises: ConfigError for anything but a number above 0."""
+    """Return the declared fields of `Flops`, in order; None without any. Raises: ConfigError unless numbers above 0."""
     names = ("flops_per_step", "flops_per_sample", "flops_per_token", "peak_flops")
     for name, value in zip(names, given, strict=True):
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < 1e300):

@@ -58,7 +58,7 @@ class Report:
     rank: int = 0
     world_size: int = 1
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Most bytes of the GPU's memory that tensors had (`allocated`) and torch held (`reserved`) so far; empty: not measured."""
+    """Most bytes of GPU memory that tensors (`allocated`) and torch (`reserved`) held so far; empty: not measured."""
     breakdown: Mapping[str, float] | None = None  # Seconds of compute by section where measured; None: not requested.
     others: Mapping[int, Verdict] = field(default_factory=dict)  # on rank 0: the verdicts of other ranks on themselves
 
@@ -70,7 +70,7 @@ class Report:
     def metrics(self, since: Report | None = None) -> dict[str, float]:
         """Return the run as numbers with stable names, for an experiment tracker; docs/guides/trackers.md lists them.
 
-        `since` is an earlier report of the same run: everything is then of the time between the two. What was not measured is absent.
+        `since` is an earlier report of the run: all is then of the time in between. What was not measured is absent.
         """
         before = {} if since is None else _totals(since)
         totals = {name: max(0.0, total - before.get(name, 0.0)) for name, total in _totals(self).items()}
@@ -88,7 +88,7 @@ class Report:
         return {f"gpuwatch/{name}": value for name, value in (found | totals).items()}
 
     def goes_beyond(self, before: Report | None) -> bool:
-        """Whether enough has happened since this earlier report, a step or more than a moment, to print the verdict again."""
+        """Whether a step, or more than a moment, has passed since this report: enough to print the verdict again."""
         if before is None or self.steps > before.steps + before.unread_steps:
             return True
         return self.duration_s > 1.02 * before.duration_s + 1.0
@@ -100,7 +100,7 @@ class Report:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """Return the verdict for a notebook: a bar of the states and the text, in the colours of the page that it is in."""
+        """Return the verdict for a notebook: a bar of the states and the text, in the colours of the page around it."""
         shown = [(STATES[state], share) for state, share in self.shares.items() if share >= 0.001 and state in STATES]
         bar = "".join(
             f'<i title="{escape(state.name)} {percent(share)}" '
@@ -213,9 +213,9 @@ _SENTENCES = {
 def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: Thresholds = THRESHOLDS) -> Verdict:
     """Return the verdict on a window.
 
-    The largest loss that is worth a change decides; without one the verdict is `compute`, which is good. A run that is stalled
-    now is stalled, whatever it did before. A rank for which the others wait longer than it loses itself is a straggler. Start-up is ignored
-    once there are steps: it passes. Of one step there is no verdict.
+    The largest loss that is worth a change decides; without one the verdict is `compute`, which is good. A run that is
+    stalled now is stalled, whatever it did before. A rank for which the others wait longer than it loses itself is a
+    straggler. Start-up is ignored once there are steps: it passes. Of one step there is no verdict.
     """
     count = len(window.steps)
     if window.stalled_s is not None and not window.may_wait_for_phase:
@@ -342,7 +342,7 @@ def _headline(window: Window, thresholds: Thresholds) -> str:
 
 
 def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[float, str, str]]:
-    """Return (share, state, sentence) of the declared phase that takes most, or of all of them where none reaches `least` alone."""
+    """Return (share, state, sentence) of the largest declared phase, or of all where none reaches `least` alone."""
     whole = sum(declared.values())
     if whole < least:
         return []

@@ -1,6 +1,6 @@
 """What a diagnosis reads: facts about a run and its node over a stretch of time. No I/O, no clock.
 
-Every field that was not measured is None (or absent from its mapping), never 0. Times in seconds, ratios 0–1, sizes in bytes.
+What was not measured is None (or absent from its mapping), never 0. Times in seconds, ratios 0–1, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ASYNCHRONOUS = {"jax": "JAX", "tensorflow": "TensorFlow"}
 class StepColumns(msgspec.Struct, frozen=True):
     """Training steps, oldest first; all columns of the same length [n_steps].
 
-    On the device timeline where it was measured: `data_wait_s` is then the part of the wait in which the device idled, and
-    `compute_s` includes what the device waited for the host.
+    On the device timeline where it was measured: `data_wait_s` is then the part of the wait in which the device idled,
+    and `compute_s` includes what the device waited for the host.
     """
 
     data_wait_s: Sequence[float] = ()
@@ -188,7 +188,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     out_of_order_ratio: float | None = None  # share of those fetches at which others had later batches ready
     loader: Loader = Loader()
     bounded_by_optimizer: bool = False
-    """Steps last from one optimizer step to the next, as no watched loader feeds them: a wait lasts until the next forward pass."""
+    """Steps last from one optimizer step to the next, as no loader is watched: waits end at the next forward pass."""
     untrained_s: Mapping[str, float] = {}  # by state, of passes before any optimizer step: no share counts them
     first_place: Place | None = None  # where the training thread was while the first batch was waited for
     fetch_place: Place | None = None  # the user's code in which the training thread most often waited for a batch
@@ -197,12 +197,12 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     python_place: Place | None = None  # the same for Python code in it that is not torch's; the ratio is of the step
     eval_wait_ratio: float | None = None  # share of evaluation that waits for data; None: its loader is not watched
     gaps_s: float = 0.0
-    """From one forward pass without gradients to the next pass, in a loop without a watched loader: an environment's time, for example."""
+    """From a forward pass without gradients to the next pass, without a watched loader: e.g. an environment's time."""
     gap_place: Place | None = None  # where most of that was spent, in the user's own code
     between_place: Place | None = None  # the same for the time outside of steps and phases
     step_idle_ratio: float | None = None  # share of compute, at least, in which no thread of the process had work
     process_cores: float | None = None
-    """CPU time of the training process's threads, in the run queue included, as a multiple of compute; fetches that it makes itself are in it."""
+    """CPU time of the training process's threads, with its own fetches and the run queue, as a multiple of compute."""
     worker_cpu_ratios: tuple[float, ...] | None = None  # CPU use of each loader worker, 1.0 = one core busy
     worker_busy_ratios: tuple[float, ...] | None = None  # the same with time in the run queue: more on a full node
     worker_waits: Mapping[str, float] | None = None  # share of samples blocked on each of `host.blocked.WAITS`; sum 1
@@ -216,7 +216,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     rank: int = 0
     world_size: int = 1
     ranks: tuple[RankFacts, ...] = ()
-    """The run's ranks that train now, this one included: those on this node, or all that rank 0 knows of. Empty for a single rank."""
+    """The run's ranks that train now, with this one: those on this node, or all rank 0 knows of. Empty for one rank."""
     summaries: Mapping[int, RankSummary] = {}  # on rank 0, by rank: what the others report, without an agent
     worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers killed by a signal, in the whole run
     oom: MemoryKills | None = None  # of a lost run, if the kernel has killed for lack of memory since its last message
@@ -227,12 +227,12 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     may_wait_for_phase: bool = False  # a rank of the run is in a declared phase, an evaluation or a checkpoint
 
     def share(self, *states: str) -> float:
-        """Return the share of the window's time in these states together, 0–1; an atypical first step, and start-up once there are steps, are not counted."""
+        """Return these states' share of the time, 0–1, without an atypical first step or start-up that steps follow."""
         return sum(self._shares.get(state, 0.0) for state in states)
 
     @cached_property
     def declared(self) -> Mapping[str, float]:
-        """Share of the time, 0–1, by name of the declared phases in `declared_s`, the largest first; together no more than `other`."""
+        """Share of the time, 0–1, by declared phase in `declared_s`, largest first; together no more than `other`."""
         spent_s = {name: seconds for name, seconds in self.declared_s.items() if name != PAUSE}
         other, found, whole = self.share(OTHER), shares(spent_s), sum(self._counted_s.values())
         part = min(other, sum(spent_s.values()) / whole) if whole > 0 else 0.0
@@ -240,7 +240,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def may_roll_out(self) -> bool:
-        """Whether what counts as evaluation may be a rollout: several passes without gradients in a row, in a loop without a watched loader."""
+        """Whether evaluation may be a rollout: several passes without gradients in a row, and no watched loader."""
         return self.bounded_by_optimizer and self.gaps_s > 0
 
     @property
@@ -255,7 +255,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def waits_hidden_in(self) -> str | None:
-        """The framework whose queue may hide any part of the waits, as only the host clock measured them; None where they are known.
+        """The framework whose queue may hide any of the waits, measured by the host clock; None where they are known.
 
         torch's waits count even on a device that is not measured, and the verdict says so.
         """
@@ -268,7 +268,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def busy_ratios(self) -> tuple[float, ...]:
-        """Share of time in which each worker had work for a CPU, as far as the kernel shows it; empty where not measured."""
+        """Share of time in which each worker had work for a CPU, as far as the kernel shows it; empty: not measured."""
         return self.worker_busy_ratios or self.worker_cpu_ratios or ()
 
     @property
@@ -304,9 +304,9 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
 
 def make_window(duration_ns: int, states_ns: Mapping[str, int], now: Any, then: Any = None, **facts: Any) -> Window:
-    """Return the window between two moments, by the counters of both, which are those of `wire.Totals`, and by measured facts.
+    """Return the window between two moments, by the counters of both, as in `wire.Totals`, and by measured facts.
 
-    The hook makes one for its own verdict, from the run's start (`then` is None); the agent makes one for every run on the node.
+    The hook makes one for its own verdict, from the run's start (`then` is None); the agent one for every run here.
     """
 
     def per(of: str, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""One file per framework, which measures its trainings by a `Watch`. Each raises `MissingFramework` where its framework is not installed.
+"""One file per framework, which measures its trainings by a `Watch`. Raises: MissingFramework if it is not installed.
 
 Nothing here is imported by `import gpuwatch`.
 """

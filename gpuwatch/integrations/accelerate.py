@@ -1,7 +1,7 @@
-"""Accelerate: the loop is the user's, so `gpuwatch.watch` around the prepared loader, or around the one to be prepared, is all that is needed.
+"""Accelerate: the loop is the user's, and all it needs is `gpuwatch.watch` around the loader, prepared or not yet.
 
-`watch` from here, and a loader that is watched before it is prepared, also count Accelerate's own copies to the device as `transfer`;
-`gpuwatch.watch` around a prepared loader counts them as `input_wait`, because the copy happens inside the fetch.
+`watch` from here, and a loader that is watched before it is prepared, also count Accelerate's own copies to the device
+as `transfer`; `gpuwatch.watch` around a prepared loader counts them as `input_wait`, as the copy is inside the fetch.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
 """Ignite: `GpuWatchHandler().attach(trainer)`.
 
-A step is one iteration of that engine. Another engine that runs inside its run, an evaluator, is `eval`; a `Checkpoint` handler's save is
-`checkpoint`.
+A step is one iteration of that engine. Another engine that runs inside its run, an evaluator, is `eval`; a `Checkpoint`
+handler's save is `checkpoint`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GpuWatchHandler(FrameworkCallback):
         self._handlers: list[Any] = []
 
     def attach(self, engine: Any) -> GpuWatchHandler:
-        """Watch this engine's runs, until `detach`. No EXCEPTION handler is added: with one, Ignite swallows exceptions."""
+        """Watch this engine's runs, until `detach`. Adds no EXCEPTION handler: with one, Ignite swallows exceptions."""
         self._attached.wrap(engine, "run", partial(self.measure, engine))
         events = _engine.Events
         for event, note in (
@@ -104,7 +104,7 @@ GpuWatchCallback = GpuWatchHandler
 
 
 def unchanged(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    """Attach to the outermost engine that runs; those inside its run are evaluators. `gpuwatch run` calls this instead of `Engine.run`."""
+    """Attach to the outermost engine; inner ones are evaluators. `gpuwatch run` calls this instead of `Engine.run`."""
     if is_watched_already() or not trains_here():
         return original(engine, *args, **kwargs)
     open_watch_for_the_process()

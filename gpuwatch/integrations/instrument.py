@@ -1,7 +1,7 @@
 """What `gpuwatch run` does inside an unmodified script: it watches the loaders, and adds the framework's integration.
 
-`gpuwatch/startup/sitecustomize.py` calls the functions that `instrumented.py` names with a module that has just been imported. The patches
-stay for the process's life.
+`gpuwatch/startup/sitecustomize.py` calls the functions that `instrumented.py` names with a module that has just been
+imported. The patches stay for the process's life.
 """
 
 import functools
@@ -24,7 +24,7 @@ _FOR_OTHERS = "gpuwatch.hook.loop", "accelerate.data_loader", "torchdata.statefu
 
 
 def watch_loaders(module: ModuleType) -> None:
-    """Watch every loader of this module that the main thread iterates. What Accelerate prepares fetches a batch ahead of the DataLoader inside."""
+    """Watch this module's loaders in training threads. Accelerate's fetch a batch ahead of the DataLoader inside."""
     for name in ("DataLoader", "_BaseDataLoaderIter", "StatefulDataLoader", "DataLoaderShard", "DataLoaderDispatcher"):
         found = getattr(module, name, None)
         if found is not None and found.__module__ == module.__name__:

@@ -1,7 +1,7 @@
 """Lightning: `Trainer(callbacks=[GpuWatchCallback()])`, of `lightning.pytorch` or of `pytorch_lightning`.
 
-A step is one batch. Validation, the sanity check included, is `eval`; `trainer.save_checkpoint`, which ModelCheckpoint calls, is
-`checkpoint`; the strategy's `batch_to_device` is `transfer`.
+A step is one batch. Validation, the sanity check included, is `eval`; `trainer.save_checkpoint`, which ModelCheckpoint
+calls, is `checkpoint`; the strategy's `batch_to_device` is `transfer`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A framework's training loop, measured by a `Watch`: who requests a batch, who trains on it, who evaluates or saves. The integrations' base."""
+"""The integrations' base: a training loop, measured by a `Watch`: who requests a batch, trains, evaluates or saves."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ training_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # those
 class Training:
     """One training by a framework, from its beginning to its end, however that comes.
 
-    A step lasts from the request for a batch until the next request after training on it; fetches without training between them are one step's.
+    A step lasts from the request for a batch to the next one after training; fetches without training are part of it.
     """
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
-        """`watch`: the Watch to use, else the open one, else one made of `options` that ends with this training. The caller is the training thread."""
+        """Use `watch`, else the open Watch, else one of `options` that ends with this. Call in the training thread."""
         current = watch or (open_watches[-1] if open_watches else None)
         self._owned = current is None
         self.watch = current or Watch(**options)
@@ -166,7 +166,7 @@ class Training:
             self.session.count_from(step)
 
     def close(self) -> None:
-        """End the training: restore all that was patched; close the Watch if it was made here, which prints its verdict."""
+        """End the training: restore all that was patched; close a Watch made here, which prints its verdict."""
         if self._ended:
             return
         self._ended = True
@@ -214,7 +214,7 @@ class FrameworkCallback:
     """What the frameworks' callbacks share: the options of their trainings, and the training that runs."""
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
-        """`watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`. Raises: TypeError for an unknown option."""
+        """`watch`: an open one; else the options make one, as in `Watch`. Raises: TypeError for unknown options."""
         super().__init__()
         inspect.signature(Watch).bind(**options)
         self._watch, self._options = watch, options
@@ -238,5 +238,5 @@ def trains_here() -> bool:
 
 
 def open_watch_for_the_process() -> None:
-    """Open the Watch that ends with the process, if none is open: several trainings of an unmodified script are one run."""
+    """Open the Watch that ends with the process, if none is open: several trainings of one script are one run."""
     watch_loader(())

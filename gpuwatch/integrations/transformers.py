@@ -1,7 +1,7 @@
 """Hugging Face Trainer: `Trainer(..., callbacks=[GpuWatchCallback()])`.
 
-A step is an optimizer step: the Trainer fetches its micro-batches together, before `on_step_begin`. `evaluate` and `predict` are `eval`,
-`save_model` and the trainer's checkpoints are `checkpoint`, copies to the device are `transfer`, TRL's generation is the phase "rollout".
+A step is an optimizer step: the Trainer fetches its micro-batches together, before `on_step_begin`. `evaluate` and
+`predict` are `eval`, `save_model` and checkpoints `checkpoint`, device copies `transfer`, TRL's generation "rollout".
 """
 
 from __future__ import annotations

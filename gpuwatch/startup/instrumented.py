@@ -1,4 +1,4 @@
-"""What `gpuwatch run` instruments in an unmodified script, by module. This file imports nothing: every Python that the script starts reads it."""
+"""What `gpuwatch run` instruments in a script, by module. Imports nothing: every Python that it starts reads this."""
 
 FRAMEWORKS = {
     "transformers.trainer": ("transformers", "Trainer.train"),
@@ -6,7 +6,7 @@ FRAMEWORKS = {
     "pytorch_lightning.trainer.trainer": ("lightning", "Trainer.fit"),
     "ignite.engine.engine": ("ignite", "Engine.run"),
 }
-"""Module → the file of gpuwatch/integrations whose `unchanged` is called instead of a method, and that method, which trains."""
+"""Module → the file of gpuwatch/integrations whose `unchanged` replaces a method that trains, and that method."""
 
 MODULES = {
     "torch.utils.data.dataloader": "watch_loaders",

@@ -1,7 +1,7 @@
-"""Runs at the start of every Python that `gpuwatch run` starts, before its script: waits for the imports of torch's loaders and of frameworks.
+"""Runs in each Python that `gpuwatch run` starts, before its script: awaits imports of torch's loaders and frameworks.
 
-Only the standard library is imported here, and gpuwatch itself once torch's loaders or a framework are, so that other programs
-that a script starts pay next to nothing. A `sitecustomize` that existed before is run too.
+Only the standard library is imported here, and gpuwatch itself once torch's loaders or a framework are, so that other
+programs that a script starts pay next to nothing. A `sitecustomize` that existed before is run too.
 """
 
 import atexit
@@ -24,7 +24,7 @@ TO_INSTRUMENT: dict[str, str] = _instrumented.MODULES.copy()
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of instrumented.py as the other finders do, and has a function called after each is executed."""
+    """Finds the modules of instrumented.py as other finders do, and has a function called after each is executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         function = TO_INSTRUMENT.pop(name, None)
@@ -57,7 +57,7 @@ _LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")  # their programs start the
 
 
 def _report_nothing(pid: int) -> None:
-    """Print why there is no verdict, where this process is the program, or has imported torch and the program's stderr, and none was printed."""
+    """Print why no verdict was printed, if this is the program, or has imported torch and has the program's stderr."""
     session, processes = sys.modules.get("gpuwatch.hook.session"), sys.modules.get("multiprocessing.process")
     if pid != os.getpid() or os.environ.get("GPUWATCH_QUIET", "") not in ("", "0"):
         return

@@ -1,7 +1,7 @@
 """The demo's training: a small network on synthetic images, with one bottleneck. Run by `gpuwatch demo`.
 
-All of it is real work: the loader decodes and augments, the model learns, batches pass through /dev/shm. The bottleneck comes from how
-the loop is written, as in a user's script.
+All of it is real work: the loader decodes and augments, the model learns, batches pass through /dev/shm. The bottleneck
+comes from how the loop is written, as in a user's script.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def train_eval(training: Training) -> None:
 
 
 def fork_attempts() -> bool:
-    """Fork a process for each attempt of a training, and return True in it. The first ones are to be killed; torch is imported once, before."""
+    """Import torch, fork a process per attempt of a training, and return True in it. All but the last are killed."""
     import torch  # noqa: F401  # it would take most of a restart
 
     for left in reversed(range(_ATTEMPTS)):
@@ -166,7 +166,7 @@ BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
     "crash": (train_crash, 16),
     "none": (lambda training: training.run(_batches()), 64),
 }
-"""Training loop and width of the network, by bottleneck; `input` decodes in the training process, as num_workers is 0."""
+"""Training loop and width of the network, by bottleneck; `input` decodes in the training process: num_workers is 0."""
 
 
 if __name__ == "__main__":

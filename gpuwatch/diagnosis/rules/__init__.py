@@ -1,6 +1,6 @@
 """The causes that gpuwatch names, and `diagnose(window)`, which looks for all of them.
 
-A rule has everything about its cause; a file holds the rules of one subject. Adding one is a function and a line in `RULES`.
+A rule has all about its cause; a file holds the rules of one subject. Adding one is a function and a line in `RULES`.
 """
 
 from collections.abc import Collection, Sequence
@@ -54,7 +54,7 @@ def roots_of(cause: str) -> tuple[str, ...]:
 
 
 def is_explained(finding: Finding, causes: Collection[str]) -> bool:
-    """Whether it says only that nothing is proven ("input_unexplained"), while one of these causes is the explanation."""
+    """Whether it says only that nothing is proven ("input_unexplained"), while one of these causes explains it."""
     has_cause = any(rule.cause in causes and finding.cause in rule.explains for rule in RULES)
     return has_cause and BY_CAUSE[finding.cause].fallback
 
@@ -72,7 +72,7 @@ def in_order(findings: Sequence[F]) -> list[F]:
 
 
 def after_roots(findings: Sequence[F], of_one_rank: bool = False) -> list[F]:
-    """Return the findings in this order, but each consequence after its root (`of_one_rank`: of its rank); circles come last."""
+    """Return the findings in this order, but consequences after roots (`of_one_rank`: of their rank), circles last."""
     ordered: list[F] = []
 
     def take(finding: F) -> None:

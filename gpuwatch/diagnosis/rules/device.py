@@ -1,4 +1,4 @@
-"""Where a device's time goes other than into waits for input: copies, host code, read-backs, compute, phases; and what its driver reports."""
+"""Where a device's time goes besides input waits: copies, host code, read-backs, compute, phases; driver reports."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ all_is_well = partial(no_alert, all_is_well=True)
 
 
 def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float, float | None, Evidence] | None:
-    """Return (share of the time, bytes a second, evidence) of the copies of batches that are known to be pinned, or not to be; None on a CPU."""
+    """Return (share of the time, bytes/s, evidence) of copies of batches known to be pinned, or not; None on a CPU."""
     share, steps, loader = window.share(TRANSFER), window.steps, window.loader
     if window.device == "cpu" and window.timeline == "host" and not window.gpus:
         return None
@@ -109,7 +109,8 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     "move blocking calls out of the step, into a thread or to every N steps", stacks="training", delays_rank="host"
 )
 def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when no thread of a training on the CPU is runnable for ≥ `step_idle` of a step and ≥ `input_share` of all time."""
+    """Found when no thread of a training on the CPU is runnable for ≥ `step_idle` of a step and ≥ `input_share` of all
+    time."""
     idle = window.step_idle_ratio
     if idle is None or idle < thresholds.step_idle or window.device != "cpu" or window.world_size > 1 or window.gpus:
         return None
@@ -129,10 +130,11 @@ def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @in_the_loop("read results every N steps, not at every step (.item(), print(loss), .cpu())", explains=("host_bound",))
 def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when ≥ `drained_share` of the steps read a result back (`.item()`, `print`) and end with an idle device, which
-    then stays idle for ≥ `host_wait_share` of the time, and its driver sees it busy throughout compute.
+    """Found when ≥ `drained_share` of the steps read a result back (`.item()`, `print`) and end with an idle device,
+    which then stays idle for ≥ `host_wait_share` of the time, and its driver sees it busy throughout compute.
 
-    A host that is merely slow leaves gaps within compute; one that does other work after its last launch reads nothing back.
+    A host that is merely slow leaves gaps within compute; one that does other work after its last launch reads nothing
+    back.
     """
     drained, read, idle = window.drained_ratio, window.read_back_ratio, window.share(HOST_WAIT)
     if drained is None or read is None or len(window.steps) < thresholds.min_steps or window.timeline != "device":
@@ -281,7 +283,8 @@ _THROTTLED = {
 
 @lone("check cooling, fans and power supply", explains=("gpu_saturated",), alert="GpuThrottled", delays_rank="host")
 def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a GPU is throttled ≥ `throttled_share` of the time, and the run computes for half of its time or more."""
+    """Found when a GPU is throttled ≥ `throttled_share` of the time, and the run computes for half of its time or
+    more."""
     worst = [*_THROTTLED]
     shares = [
         (worst.index(reason), -share, gpu.gpu, reason)
@@ -323,7 +326,8 @@ def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a GPU's memory use rose ≥ `memory_creep_rises` times within an hour, by ≥ `memory_creep_share` of its
     size in ≥ `memory_creep_s`, and never fell.
 
-    torch's allocator keeps what it has, so memory use rises in a few steps at first and then stays: only continued growth counts.
+    torch's allocator keeps what it has, so memory use rises in a few steps at first and then stays: only continued
+    growth counts.
     """
     for gpu in window.gpus:
         trend = gpu.memory_trend

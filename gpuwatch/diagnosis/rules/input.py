@@ -1,5 +1,5 @@
-"""Training waits for data: what the wait costs, and its reasons. Workers, or none of them, that compute too slowly; workers that wait for a
-disk, the network or a lock; and a wait whose reason is not proven. Times in seconds a step."""
+"""Training waits for data: what the wait costs, and its reasons. Workers, or none of them, that compute too slowly;
+workers that wait for a disk, the network or a lock; and a wait whose reason is not proven. Times in seconds a step."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -55,7 +55,8 @@ class InputWait:
     def finding(
         self, title: str, *evidence: Evidence, advice: str, gain: Gain = None, plan: Plan | None = None
     ) -> Finding:
-        """Return the finding of a reason for this wait. `gain`: of the advice; None: at most a step without any wait. `plan`: workers to advise, if certain."""
+        """Return the finding of a reason for this wait. `gain`: of the advice; None: at most a step without any wait.
+        `plan`: workers to advise, if certain."""
         text = f"training waited for data {percent(self.share)} of the time ({self.mean})"
         loader, rest_s = self.window.loader, self.step.rest_s + self.others_s
         bound = round((self.step.wait_s + self.step.rest_s) / rest_s, 2) if rest_s else _MOST_BOUND
@@ -86,7 +87,7 @@ class InputWait:
         return plan(self.window, wait_s, rest_s, on_cpu=on_cpu, hidden_s=self.step.hidden_s)
 
     def more_workers(self, reason: str) -> tuple[str, Gain]:
-        """Return the advice to take more workers, as these mostly wait, and its gain; empty and None where there are enough."""
+        """Return the advice to use more workers, as these mostly wait, and its gain; empty and None if they suffice."""
         plan, have = self.plan(on_cpu=False), self.window.workers
         if not have or plan.workers <= have:
             return "", None
@@ -128,7 +129,7 @@ def cpu_evidence(window: Window) -> list[Evidence]:
 
 
 def blocked_evidence(window: Window, thresholds: Thresholds, kind: str, what: str, on: str) -> list[Evidence]:
-    """Return the share of samples in which workers were blocked on one of `gpuwatch.host.blocked.WAITS`; nothing where it is too rare.
+    """Return the share of samples with workers blocked on one of `gpuwatch.host.blocked.WAITS`; nothing if too rare.
 
     Of two workers that share a lock, one holds it: the other one is found at it in fewer than half of the samples.
     """
@@ -179,9 +180,9 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
     explains=(*_EXPLAINED, "slow_worker", "input_cpu", "input_cpu_saturated"),
 )
 def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits although batches are ready (behind a wrapper: while it runs the user's code), and its thread
-    is on the CPU for ≥ `fetch_on_cpu` of a fetch, to unpickle or modify the batch. Half of that is enough if half of the
-    samples of a fetch are in the code that receives and unpickles a batch."""
+    """Found when training waits although batches are ready (behind a wrapper: while it runs the user's code), and its
+    thread is on the CPU for ≥ `fetch_on_cpu` of a fetch, to unpickle or modify the batch. Half of that is enough if
+    half of the samples of a fetch are in the code that receives and unpickles a batch."""
     wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
     is_full = (window.host.cpu_busy_ratio or 0.0) >= thresholds.cores_exhausted  # its thread also waits for a core then
     least, place = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu, window.fetch_place
@@ -211,8 +212,8 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @input_rule("distribute expensive items and large shards over the workers", explains=(*_EXPLAINED, "input_cpu"))
 def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when other workers have later batches ready in ≥ `worker_ahead` of the waits, or training waits once per round
-    of the workers and only one of them is busy.
+    """Found when other workers have later batches ready in ≥ `worker_ahead` of the waits, or training waits once per
+    round of the workers and only one of them is busy.
 
     Batches are delivered in the order of the requests, so the queues of the faster workers fill up, and these wait.
     """
@@ -365,8 +366,8 @@ def input_network(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @input_rule("find the lock or the connection pool that the workers contend for")
 def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for workers blocked on a lock in ≥ `worker_waiting` of the samples, no disk is fully used,
-    and the cores are not fully used by workers that compute ≥ `worker_sleeping` of the time."""
+    """Found when training waits for workers blocked on a lock in ≥ `worker_waiting` of the samples, no disk is fully
+    used, and the cores are not fully used by workers that compute ≥ `worker_sleeping` of the time."""
     wait, cpu, disk = input_wait(window, thresholds), window.host.cpu_busy_ratio, window.host.disk_busy_ratio
     blocked = blocked_evidence(window, thresholds, LOCK, "workers at a lock", "a lock")
     if wait is None or not blocked or cpu is None:
@@ -425,7 +426,7 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
 
 
 def between_passes(window: Window, thresholds: Thresholds) -> float:
-    """Return the share of the time between forward passes without gradients; 0 where it is small, or more passes between steps."""
+    """Return the share of time between forward passes without gradients; 0 if small or below the wait between steps."""
     wait = waited(window, thresholds) if window.bounded_by_optimizer else None
     return window.gap_share if window.gap_share >= max(thresholds.input_share, wait.share if wait else 0.0) else 0.0
 
@@ -463,9 +464,10 @@ def python_in_steps(window: Window, thresholds: Thresholds) -> Finding | None:
     stacks="training", alert="RunInefficient", delays_rank="host",
 )  # fmt: skip
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when no loader is watched, and ≥ `input_share` of the time passes between an optimizer step and the next forward
-    pass, or between forward passes without gradients (an environment). Also found when ≥ `phase_share` of the time passes
-    outside of steps and phases, half of it in one function, or, on a CPU, in one Python function that is not torch's."""
+    """Found when no loader is watched, and ≥ `input_share` of the time passes between an optimizer step and the next
+    forward pass, or between forward passes without gradients (an environment). Also found when ≥ `phase_share` of the
+    time passes outside of steps and phases, half of it in one function, or, on a CPU, in one Python function that is
+    not torch's."""
     place, outside = window.between_place, window.share(OTHER) - sum(window.declared.values())
     trains = len(window.steps) >= thresholds.min_steps
     if trains and place is not None and place.has_most and outside >= thresholds.phase_share:

@@ -16,8 +16,8 @@ from gpuwatch.ledger.states import INPUT_WAIT
 
 @lone("make the loader keep up, then raise prefetch_factor", stacks="workers", alert=None, runbook="GpuStarved")
 def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when the wait repeats every `num_workers` steps (autocorrelation ≥ `burst_correlation`) and is concentrated in
-    one step of each round (≥ `burst_share`, where 0% is evenly spread and 100% is all of it in one step)."""
+    """Found when the wait repeats every `num_workers` steps (autocorrelation ≥ `burst_correlation`) and is concentrated
+    in one step of each round (≥ `burst_share`, where 0% is evenly spread and 100% is all of it in one step)."""
     count, share, prefetch = window.workers or 0, window.share(INPUT_WAIT), prefetch_of(window.loader)
     if count < 2 or share < thresholds.input_share or window.waits_hidden_in:
         return None
@@ -73,9 +73,9 @@ def share_of_slowest(values: Sequence[float], count: int) -> float:
     explains=("input_unexplained",), stacks="workers", alert="EpochPauses",
 )  # fmt: skip
 def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when first batches take ≥ `first_batch_factor` × the median wait and ≥ `first_batch_share` of the step time, or
-    together ≥ `input_share` of it more than as many later ones, a single first batch takes ≥ `input_share` of all time, or
-    a new iterator for each batch takes ≥ `input_share` of it."""
+    """Found when first batches take ≥ `first_batch_factor` × the median wait and ≥ `first_batch_share` of the step
+    time, or together ≥ `input_share` of it more than as many later ones, a single first batch takes ≥ `input_share` of
+    all time, or a new iterator for each batch takes ≥ `input_share` of it."""
     steps, loader = window.steps, window.loader
     firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
     if not firsts or len(steps) < thresholds.min_steps or window.waits_hidden_in:

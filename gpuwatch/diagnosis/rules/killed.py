@@ -1,4 +1,4 @@
-"""A process was killed, or is about to be: a bus error is a full /dev/shm, SIGKILL usually the kernel's answer to a lack of memory."""
+"""A process was killed, or is about to be: SIGBUS means a full /dev/shm, SIGKILL usually that memory has run out."""
 
 from collections.abc import Iterator
 from functools import partial

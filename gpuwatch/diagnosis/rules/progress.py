@@ -1,4 +1,4 @@
-"""No training step for far longer than one takes; a rank that is late at every step, so that all others wait for it; and steps that a crash undoes."""
+"""No training step for far longer than one takes; a rank late at each step, so that all wait; steps a crash undoes."""
 
 from math import expm1, sqrt
 from statistics import median
@@ -29,7 +29,8 @@ def _no_step(seconds: float) -> Evidence:
 
 @lone("capture the stacks of the rank that the others wait for", stacks="all ranks", alert="RunStalled")
 def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when a running loop has completed no step for 30 s and ten times its median step time, outside declared phases."""
+    """Found when a running loop has completed no step for 30 s and ten times its median step time, outside declared
+    phases."""
     if window.stalled_s is None:
         return None
     late, waited_for = _waited_for(window)
@@ -51,10 +52,10 @@ def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
 
 
 def _waited_for(window: Window) -> tuple[int | None, list[Evidence]]:
-    """Return the rank that all others wait for, None if there is no such one, and which ranks have not issued what others wait in.
+    """Return the rank that all others wait for, None if there is none, and who has not issued what others wait in.
 
-    By the last collectives that each rank of this node has issued. Who is behind and waits in none is waited for. Where each waits in
-    another one, they issued them in different orders, or wait for ranks of other nodes.
+    By the last collectives that each rank of this node has issued. Who is behind and waits in none is waited for. Where
+    each waits in another one, they issued them in different orders, or wait for ranks of other nodes.
     """
     still = {rank.rank: rank.standstill for rank in window.ranks if rank.standstill is not None}
     newest: dict[str, Collective] = {}
@@ -108,10 +109,12 @@ def hung(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @lone("save checkpoints at the interval that the finding recommends", alert=None, runbook="JobGoodputLow")
 def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when, after ≥ `checkpoint_interruptions` interruptions of a job, another interval gains ≥ `checkpoint_gain`.
+    """Found when, after ≥ `checkpoint_interruptions` interruptions of a job, another interval gains ≥
+    `checkpoint_gain`.
 
-    The interval is Daly's (2006), whose first term is Young's: sqrt(2 × cost × mean time between interruptions). The time of restarts
-    is left out, because it affects both intervals alike. The range of the gain comes from the uncertainty of that mean time.
+    The interval is Daly's (2006), whose first term is Young's: sqrt(2 × cost × mean time between interruptions). The
+    time of restarts is left out, because it affects both intervals alike. The range of the gain comes from the
+    uncertainty of that mean time.
     """
     job = window.job
     if job is None or job.interruptions < thresholds.checkpoint_interruptions or not job.saves or job.trained_s <= 0:
@@ -158,7 +161,7 @@ def _efficiency(interval_s: float, cost_s: float, mean_s: float) -> float:
 
 
 def _expected(count: int) -> tuple[float, float]:
-    """Return how few and how many interruptions can be expected where `count` were seen: 80% of the cases, by Wilson and Hilferty."""
+    """Return the fewest and most interruptions to expect where `count` were seen, in 80% of cases (Wilson–Hilferty)."""
     low, high = (n * (1 - 1 / (9 * n) + z / (3 * sqrt(n))) ** 3 for n, z in ((count, -1.28), (count + 1, 1.28)))
     return low, high
 
@@ -167,9 +170,10 @@ def _expected(count: int) -> tuple[float, float]:
 def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a rank takes ≥ `straggler_share` of a step longer before communication than the others, which wait.
 
-    All-reduce makes every step take the same time on all ranks, so that the late rank is the one that waits least for the others. Its
-    own time is the step without that wait if it was measured on all ranks; else it is the wait for data and the copy, and the others
-    must show the difference in their compute time. Rank 0 compares all ranks whose summary it has.
+    All-reduce makes every step take the same time on all ranks, so that the late rank is the one that waits least for
+    the others. Its own time is the step without that wait if it was measured on all ranks; else it is the wait for data
+    and the copy, and the others must show the difference in their compute time. Rank 0 compares all ranks whose summary
+    it has.
     """
     ranks = {rank.rank: rank for rank in window.ranks}
     if window.waits_hidden_in or window.rank not in ranks or len(ranks) < 2:

@@ -58,7 +58,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(machine: Machine, checks: Sequence[Check] = CHECKS, deadline_s: float = DEADLINE_S) -> list[Outcome]:
-    """Return the results of all checks, in order. All run at once: one that hangs or crashes is a result, and delays no other."""
+    """Return all checks' results, in order. They run at once: one that hangs or crashes is a result and delays none."""
     deadline = time.perf_counter() + deadline_s
     running = [(group, name, in_background(partial(check, machine))) for group, name, check in checks]
     return [replace(_outcome(future, deadline, deadline_s), group=group, name=name) for group, name, future in running]
@@ -75,7 +75,7 @@ def _outcome(future: Future[Outcome], deadline: float, deadline_s: float) -> Out
 
 
 def as_text(checks: Sequence[Outcome], title: str, columns: int | None = None) -> str:
-    """Return one line per check, never wrapped, status first, its remedy below; for a terminal wrapped to `columns`, in colour."""
+    """Return one line per check, status first, its remedy below; wrapped to `columns`, in colour, where given."""
     width = max(len(check.name) for check in checks)
     lines = [title]
     for group, members in groupby(checks, key=lambda check: check.group):

@@ -1,4 +1,4 @@
-"""The NVIDIA driver, the GPUs that a training sees, and whether torch's build fits the driver. Nothing initialises CUDA."""
+"""The NVIDIA driver, the GPUs that a training sees, and whether torch's build fits it. Nothing initialises CUDA."""
 
 import re
 from collections import Counter
@@ -116,7 +116,7 @@ def visible(value: str, uuids: Sequence[str]) -> tuple[int, str]:
 def torch(machine: Machine) -> Outcome:
     """The CUDA version of torch's build against the driver, which runs its own major version of CUDA and earlier ones.
 
-    torch is not imported: that takes seconds, and may initialise CUDA. Source: docs.nvidia.com/deploy/cuda-compatibility.
+    torch is not imported: that is slow, and may initialise CUDA. Source: docs.nvidia.com/deploy/cuda-compatibility.
     """
     if (folder := machine.folder_of("torch")) is None:
         return skipped("not installed in this Python")

@@ -1,4 +1,4 @@
-"""Permissions and limits: which processes the agent can read; /dev/shm, open files, processes and cores, of which workers run out."""
+"""Permissions and limits: which processes the agent can read; the /dev/shm, files, processes and cores of workers."""
 
 import resource
 from collections.abc import Iterator
@@ -68,7 +68,8 @@ def _pids(procfs: Path) -> Iterator[int]:
 
 
 def shm(machine: Machine) -> Outcome:
-    """The size of this namespace's /dev/shm: loader workers pass batches through it, and crash with SIGBUS if it is full."""
+    """The size of this namespace's /dev/shm: loader workers pass batches through it, and crash with SIGBUS if it is
+    full."""
     try:
         total, used, _ = machine.space(machine.shm)
     except OSError as error:
@@ -85,7 +86,8 @@ def shm(machine: Machine) -> Outcome:
 
 
 def open_files(machine: Machine) -> Outcome:
-    """The limit of open files: workers pass each tensor as a file descriptor, and fail beyond it: "Too many open files"."""
+    """The limit of open files: workers pass each tensor as a file descriptor, and fail beyond it: "Too many open
+    files"."""
     soft, hard = machine.limits(resource.RLIMIT_NOFILE)
     return _enough(
         soft,

@@ -1,4 +1,4 @@
-"""What a check reads, this machine, its GPU driver and its agent (tests inject directory trees and fakes); and what it returns."""
+"""What a check reads: this machine, its GPU driver and agent (tests inject folders and fakes); and what it returns."""
 
 import contextlib
 import os
@@ -44,11 +44,11 @@ class Outcome:
 
 ok, skipped = partial(Outcome, "ok"), partial(Outcome, "skipped")
 warning, problem = partial(Outcome, "warning"), partial(Outcome, "problem")
-"""Of `found` and `remedy`. A warning: it works less well than it could, or may soon fail. A problem: it does not work."""
+"""Of `found` and `remedy`. A warning: it could work better, or may soon fail. A problem: it does not work."""
 
 
 def in_background(call: Callable[[], T]) -> Future[T]:
-    """Start a call in a daemon thread and return its future: a call that hangs does not delay the exit of the program."""
+    """Start a call in a daemon thread and return its future: a call that hangs does not delay the program's exit."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The agent, its collectors and version, the socket through which hooks reach it, its history, and a Prometheus that scrapes it."""
+"""The agent, its collectors, version and history, the socket for hooks, and a Prometheus that scrapes the agent."""
 
 import json
 import stat
@@ -66,7 +66,7 @@ def hook_socket(machine: Machine) -> Outcome:
 
 
 def _socket(path: Path, machine: Machine) -> Outcome | None:
-    """Return what is wrong with a socket file, with the criteria of `gpuwatch.wire.endpoint.find`; None where there is none."""
+    """Return the outcome for a socket file, by the criteria of `gpuwatch.wire.endpoint.find`; None if there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -160,7 +160,7 @@ def _nearest(path: Path) -> Path:
 
 
 def prometheus(machine: Machine) -> Outcome:
-    """Whether Prometheus scrapes its targets of the job `gpuwatch`. Source: prometheus.io, HTTP API, /api/v1/targets."""
+    """Whether Prometheus scrapes its targets of the job `gpuwatch`. Source: prometheus.io, /api/v1/targets."""
     targets = _ask_prometheus(machine, "targets?state=active", "activeTargets")
     if isinstance(targets, Outcome):
         return targets
@@ -179,7 +179,7 @@ def prometheus(machine: Machine) -> Outcome:
 
 
 def alert_rules(machine: Machine) -> Outcome:
-    """Whether Prometheus has loaded gpuwatch's alert rules and evaluates them. Source: prometheus.io, HTTP API, /api/v1/rules."""
+    """Whether Prometheus has loaded gpuwatch's alert rules and evaluates them. Source: prometheus.io, /api/v1/rules."""
     groups = _ask_prometheus(machine, "rules?type=alert", "groups")
     if isinstance(groups, Outcome):
         return groups

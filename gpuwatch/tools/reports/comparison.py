@@ -46,7 +46,7 @@ class Comparison(msgspec.Struct, frozen=True):
     b: RunReport
     share_change: dict[str, float]  # share of each state in `b` minus that in `a`
     speedup: float | None
-    """Step time of `a` over that of `b`: above 1, `b` is faster. Samples a step are taken into account where both know them."""
+    """Step time of `a` over that of `b`: above 1, `b` is faster. Accounts for samples a step where both know them."""
     speedup_interval: tuple[float, float] | None
     """95%: Welch's t on the logarithms of the means of blocks of consecutive steps; None with too few steps."""
     per_sample: bool  # whether batches differ, so that it is the time of a sample that is compared
@@ -181,7 +181,7 @@ def _samples_a_step(report: RunReport) -> float | None:
 def parse_gate(text: str, of_two: bool = False) -> tuple[str, float]:
     """Return the name and the limit in e.g. "input_wait=0.1"; with `of_two` "slower=0.05" too. Raises: ConfigError.
 
-    The limit of a state is a share of the run's time (0–1), that of `step_s` a mean step in seconds, that of `slower` a share of step time.
+    A state's limit is a share of the run's time (0–1), `step_s` a mean step in seconds, `slower` a share of step time.
     """
     name, _, number = text.partition("=")
     name = name.strip()
@@ -198,10 +198,8 @@ def parse_gate(text: str, of_two: bool = False) -> tuple[str, float]:
 
 
 def broken(report: RunReport, gates: list[tuple[str, float]], against: Comparison | None = None) -> list[str]:
-    """Return by how much the run breaks which limits, as text; with `against` as the second of two runs, which `slower` is about.
-
-    What was not measured keeps no limit.
-    """
+    """Return by how much the run breaks which limits, as text. What was not measured keeps no limit. `against` has the
+    run as the second of two, for `slower`."""
     values: dict[str, float | None] = {state: report.shares.get(state, 0.0) for state in RUN_STATES if report.states}
     values[STEP] = report.step_time.mean_s if report.step_time else None
     if against is not None and against.speedup is not None:  # no more of it than the interval proves

@@ -137,7 +137,7 @@ UNITS: dict[Unit, Shown] = {
     "money/h": Shown((Scale(1.0, " /h"),), "currency:USD"),
     "up": Shown((Scale(1.0, ""),)),
 }
-"""Every unit that a panel can have. `money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""
+"""Every unit of a panel. `money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""
 
 
 def scale_for(unit: Unit, magnitude: float) -> Scale:
@@ -173,13 +173,13 @@ def counted(count: int, what: str) -> str:
 
 
 def holder(gpu: Gpu, run: str | None) -> str:
-    """Return the run and the processes that hold a GPU, as far as they are known; "–" where it is not known that there is none."""
+    """Return the run and the processes that hold a GPU, if known; "–" where it is not known that there is none."""
     known = " · ".join(part for part in (run, gpu.owner) if part)
     return known or ("no process" if gpu.state in WITHOUT_PROCESS else "–")
 
 
 def energy(joules: Mapping[str, float]) -> str:
-    """Return e.g. "3.10 kWh, 38% of it waiting for data": the energy by state or kind, and the one other than work that has most of it."""
+    """Return e.g. "3.10 kWh, 38% of it waiting for data": the energy by state or kind, and the most besides work."""
     whole = sum(joules.values())
     text = f"{digits(whole / 3.6e6)} kWh" if whole >= 3.6e5 else f"{digits(whole / 3600)} Wh"
     lost = [item for item in shares(joules).items() if item[0] not in ("working", *ENERGY_KINDS["working"])]

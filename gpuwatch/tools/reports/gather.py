@@ -34,7 +34,7 @@ _HOST = ("data_wait_s", "transfer_s", "compute_s")
 
 
 def choose(source: RunSource, wanted: str) -> list[Run]:
-    """Return the ranks of the run of this id or name (the latest of it), or of the `last` one, rank 0 first. Raises: ConfigError for none."""
+    """Return a run's ranks by id, name (the latest) or `last`, rank 0 first. Raises: ConfigError if there is none."""
     runs = sorted(source.runs(kept=True), key=lambda run: -run.last_message_s)
     if not runs:
         raise ConfigError(f"{source.where} has no run yet; start a training with gpuwatch.watch(loader)")
@@ -58,10 +58,8 @@ def last_two(source: RunSource, wanted: str) -> tuple[str, str]:
 
 
 def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None = None) -> model.RunReport:
-    """Return the report of a run: its id, its name, or `last`. `now_s` is when the report is made; `prices` go before the agent's.
-
-    Raises: ConfigError where there is no such run.
-    """
+    """Return the report of a run, by its id, its name, or `last`. `now_s` is when the report is made; `prices` go
+    before the agent's. Raises: ConfigError where there is no such run."""
     ranks = choose(source, wanted)
     first = ranks[0]
     run = first.run
@@ -198,7 +196,7 @@ def _over_time(source: RunSource, run: str, started_s: float, until_s: float) ->
 
 
 def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
-    """Return the ranks' costs together: by the prices given here, else as the agent has them; None where none is known."""
+    """Return the ranks' costs together: by the prices given here, else as the agent has them; None if none is known."""
     if prices is None or prices.gpu_hour is None:
         costs = [rank.cost for rank in ranks]
     else:
@@ -210,7 +208,7 @@ def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
 def merge_findings(
     rows: Sequence[Finding], conclusions: Mapping[int, finding.Conclusion], span: tuple[float, float]
 ) -> tuple[model.Found, ...]:
-    """Return one entry a cause: what has ended the run, then roots by the time they cost, each followed by its consequences.
+    """Return one entry a cause: what ended the run, then roots by the time they cost, each before its consequences.
 
     What a rank has concluded at its end, by rank, comes first, unchanged. `span` is the run's time.
     """
@@ -238,7 +236,7 @@ def merge_findings(
 
 
 def _is_superseded(row: Finding, conclusion: finding.Conclusion | None) -> bool:
-    """Whether a cause that was active for a while is left out, as what the rank has concluded explains the same, or it says little by itself."""
+    """Whether an earlier cause is left out: the rank's conclusion explains the same, or it says little by itself."""
     if conclusion is None or row.cause in _ENDS_A_RUN or row.gpu is not None:
         return False
     rule = BY_CAUSE.get(row.cause)

@@ -1,4 +1,4 @@
-"""A job's ledger, of one node as its agent has it, or of all nodes; and a week of users, a team or the site: as records and as text.
+"""A job's ledger, of one node by its agent or of all nodes; a week of users, a team or the site: as records and text.
 
 What is of several nodes comes from Prometheus, by the recording rules.
 """
@@ -27,7 +27,7 @@ _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
 
 
 def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | None:
-    """Return the job as it was at its end, or is now, without what is not known; None where Prometheus does not know it. Raises: SourceError."""
+    """Return what is known of the job, at its end or now; None if Prometheus does not know it. Raises: SourceError."""
     given = {"of": f"job_id={json.dumps(name, ensure_ascii=False)}", "window": "30d", "well": _WELL}
     queries = template("ledgers.yml")["job"]
 
@@ -51,7 +51,7 @@ def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | 
 
 
 def _closed(counted: Mapping[str, float], numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return the states of all nodes together, which sum to the wall clock. A part of the new steps' time was done again elsewhere."""
+    """Return all nodes' states, which sum to the wall clock. Part of the new steps' time was done again elsewhere."""
     wall_s, share = numbers["wall_s"], numbers.get("redone_elsewhere_ratio", 0.0)
     compute_s = numbers.get("goodput_ratio", 0.0) * wall_s
     again = {state: counted.get(state, 0.0) for state in ("restart", "redone")}
@@ -79,7 +79,7 @@ def held_lines(held: Mapping[str, Any]) -> list[str]:
 
 
 def of_runs(runs: Iterable[api.Run]) -> dict[str, Any]:
-    """Return what these ranks held, as in `joined`: `gpu_hours`, `energy_joules` by state, `cost`, `currency`; without what is not known."""
+    """Return these ranks' known `gpu_hours`, `energy_joules` by state, `cost` and `currency`, as in `joined`."""
     ranks = list(runs)
     held = [(rank, rank.gpu_share * len(rank.gpus) / 3600) for rank in ranks]
     spent = [(_KINDS.get(state), s * gpus) for rank, gpus in held for state, s in rank.states.items()]
@@ -92,7 +92,7 @@ def of_runs(runs: Iterable[api.Run]) -> dict[str, Any]:
 
 
 def job_text(job: Mapping[str, Any]) -> str:
-    """Return a job's ledger as text: what `joined` returns; or of one node the fields of an `api.Job`, and what `of_runs` returns."""
+    """Return a job's ledger as text: that of `joined`, or of one node the fields of an `api.Job` and of `of_runs`."""
     known = ((each, job[f"{each}s"]) for each in ("attempt", "node") if f"{each}s" in job)
     parts = [duration(job.get("wall_s") or sum(job["states"].values()))]
     parts += [f"{count:.0f} {each}{'s' * (count != 1)}" for each, count in known]
@@ -129,10 +129,10 @@ _USERS, _RUNS, _LEAST_HOURS = 20, 3, 0.1  # users, runs of each, and what a run 
 
 
 def digest(prometheus: Prometheus, users: str, days: int, now_s: float) -> dict[str, Any]:
-    """Return what the GPUs of the users whose names match a regular expression did in the last days. Raises: SourceError.
+    """Return what the GPUs of users whose names match a regular expression did in the last days. Raises: SourceError.
 
-    `gpu_hours` and `cost` by kind of all of them (`cost` is empty without a price), and `users` by name, at most 20, who lost most first: each
-    the same, and `runs`, the ones that lost most: `lost_hours`, and of their findings the `cause` that took most, with its `advice`.
+    `gpu_hours` and `cost` by kind of all of them (`cost` is empty without a price), and `users` by name, at most 20,
+    who lost most first: each the same, and the `runs` that lost most: `lost_hours`, the main `cause`, its `advice`.
     """
     queries = template("ledgers.yml")["digest"]
 

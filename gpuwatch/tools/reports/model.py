@@ -1,6 +1,6 @@
-"""A report as plain records: the JSON of `gpuwatch report --json`, described in docs/guides/report.md, and its rows of text.
+"""A report as plain records: the JSON of `gpuwatch report --json`, see docs/guides/report.md, and its rows of text.
 
-Times in Unix seconds, durations in seconds, ratios 0–1. None: not measured. Fields are only ever added within a schema's number.
+Times in Unix seconds, durations in seconds, ratios 0–1. None: not measured. Within a schema, fields are only added.
 """
 
 from datetime import datetime, timezone
@@ -71,7 +71,7 @@ class StepsOverTime(msgspec.Struct, frozen=True):
     data_wait_s: tuple[float, ...]
     steps: int = 0
     means: int = 0
-    """How many of the first groups are of old steps, whose single times are no longer kept: their three step times are one mean."""
+    """How many of the first groups are of old steps, whose single times are gone: their step times are one mean."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -150,7 +150,7 @@ class RunReport(msgspec.Struct, frozen=True):
 
     @property
     def state_rows(self) -> list[tuple[str, ...]]:
-        """Return (word, time, share) of each state, the largest first, and where there is a price its cost; then those of declared phases."""
+        """Return (word, time, share) of states, largest first, then of declared phases; with a price also the cost."""
         cost = self.cost
         rows = [
             (STATES[state].name, duration(self.states[state]), percent(share))

@@ -1,8 +1,8 @@
 """Reports and comparisons as HTML and Markdown, by the templates that the dashboards' pages use too.
 
 A page is one file: no script, no network, light and dark, wide and narrow. Every text is escaped by the templates.
-Plots are inline SVG for any width: shapes lie in an inner `<svg>` that is stretched to the plot's area, texts are placed in per cent
-of the outer one, so that they keep their size on a phone.
+Plots are inline SVG for any width: shapes lie in an inner `<svg>` that is stretched to the plot's area, texts are
+placed in per cent of the outer one, so that they keep their size on a phone.
 """
 
 import re
@@ -107,7 +107,7 @@ def _facts(found: Found) -> list[str]:
 
 
 def ledger_plot(report: RunReport) -> Markup:
-    """Return the share of each state over time, stacked to 100%, as steps: an interval's share is a mean. Empty without intervals."""
+    """Return each state's share over time, stacked to 100%, as steps of interval means. Empty without intervals."""
     over = report.over_time
     if not over.end_s:
         return Markup()
@@ -126,7 +126,7 @@ def ledger_plot(report: RunReport) -> Markup:
 
 
 def step_plot(report: RunReport, least_top_s: float = 0.0) -> Markup:
-    """Return step time over time: a band from the 5th to the 95th percentile, the median, the mean wait for data. Empty without steps.
+    """Return step time over time: a band of the 5th to 95th percentile, the median, the mean wait. Empty without steps.
 
     Two plots with the same `least_top_s` can have the same scale.
     """

@@ -1,7 +1,7 @@
 """How long a step takes, and how sure that is. Pure arithmetic; times in seconds.
 
-Consecutive steps are correlated, so that a standard error over single steps would be too small. Intervals are therefore Student's t
-over the means of 20 blocks of consecutive steps (the method of batch means).
+Consecutive steps are correlated, so that a standard error over single steps would be too small. Intervals are therefore
+Student's t over the means of 20 blocks of consecutive steps (the method of batch means).
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 def block_means(values: Sequence[float]) -> tuple[float, ...]:
-    """Return the means of up to 20 consecutive blocks of equal size (the first few values may be left out); () for fewer than 5."""
+    """Return the means of up to 20 equal consecutive blocks (the first values may be left out); () for fewer than 5."""
     count = min(BLOCKS, len(values))
     if count < _LEAST_BLOCKS:
         return ()

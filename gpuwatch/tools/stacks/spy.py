@@ -2,8 +2,8 @@
 
 py-spy only reads their memory: they are not stopped, and need nothing installed.
 
-A user's line is the deepest frame that is neither Python's own nor an installed package's nor gpuwatch's. A forked worker carries its
-parent's stack below its own: what lies below multiprocessing's `_bootstrap` does not belong to the worker.
+A user's line is the deepest frame that is neither Python's own nor an installed package's nor gpuwatch's. A forked
+worker carries its parent's stack below its own: what lies below multiprocessing's `_bootstrap` is not the worker's.
 Source: https://www.speedscope.app/file-format-schema.json; frames are listed from the outermost on.
 """
 
@@ -53,8 +53,8 @@ def find_py_spy() -> Path:
 def check_readable(pid: int, procfs: Path = Path("/proc")) -> None:
     """Raise GpuwatchError, with the remedy, where a process is gone or its memory may not be read.
 
-    Opening /proc/PID/mem needs the same permission as py-spy (PTRACE_MODE_ATTACH, ptrace(2)); py-spy's own error is only that it
-    found no Python there.
+    Opening /proc/PID/mem needs the same permission as py-spy (PTRACE_MODE_ATTACH, ptrace(2)); py-spy's own error is
+    only that it found no Python there.
     """
     try:
         with (procfs / str(pid) / "mem").open("rb"):
@@ -141,7 +141,7 @@ _Stack = list[_Frame]  # one sample, cut to the process's own frames
 
 
 def read_profile(text: bytes, pid: int, rank: int = 0) -> tuple[ProcessStacks, ...]:
-    """Return a profile's main threads: the training process `pid` first, then its workers, then other children. Raises: GpuwatchError."""
+    """Return a profile's main threads: of the training `pid`, then its workers, then others. Raises: GpuwatchError."""
     try:
         found = msgspec.json.decode(text, type=_File)
     except (msgspec.MsgspecError, ValueError) as error:

@@ -29,8 +29,8 @@ def tune(
     """Return the loader settings that feed a training step, and the result of each setting tried.
 
     Args:
-        make_loader: a function of num_workers, prefetch_factor, pin_memory, persistent_workers (or some of them, num_workers
-            among them) that returns an iterable of batches; or a DataLoader, or a function without arguments that returns one.
+        make_loader: a function of num_workers, and of any of prefetch_factor, pin_memory, persistent_workers, that
+            returns an iterable of batches; or a DataLoader, or a function without arguments that returns one.
         step_s: a training step without any wait for data, in seconds; None: find the fastest setting.
         budget_s: time budget for all trials, in seconds.
         max_workers: maximum number of workers to try; None: derived from the cores and the CPU use of a fetch.

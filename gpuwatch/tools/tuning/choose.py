@@ -14,7 +14,7 @@ SPARE = 0.90  # a step is fed when the time between batches is at most this shar
 ALONE = 0.05  # without workers the step waits for the whole fetch, which is harmless up to this share of the step
 WORTH = 0.05
 _ALONE_FASTER = 0.80
-"""Without a known step, no workers are chosen only if that takes at most this share of the time: a worker also hides its fetch."""
+"""Without a known step, no workers are chosen only up to this share of the time with any: a worker hides its fetch."""
 
 
 def fetch_s(rows: Iterable[Row]) -> float | None:
@@ -24,10 +24,8 @@ def fetch_s(rows: Iterable[Row]) -> float | None:
 
 
 def fetch_cpu_ratio(rows: Iterable[Row]) -> float | None:
-    """Return the share of a fetch that computes, 0–1, from the trial with the fewest workers, at least one if there is such a trial.
-
-    Time in the queue for a core, on a shared machine, is excluded.
-    """
+    """Return the share of a fetch that computes, 0–1, in the trial with the fewest workers, above 0 if there is one.
+    Time in the queue for a core, on a shared machine, is excluded."""
     for row in sorted(measured(rows), key=lambda row: row.setting.num_workers or float("inf")):
         used = row.worker_cpu_ratio if row.setting.num_workers else row.main_cpu_ratio
         if row.cpu_demand_ratio is not None and used is not None:
@@ -57,8 +55,8 @@ def most_workers(rows: Sequence[Row], cores: int, max_workers: int | None) -> tu
 def left_out(setting: Setting, rows: Sequence[Row], room: Room, ranks: int) -> LeftOut | None:
     """Return why a setting must not be tried, None if it may.
 
-    /dev/shm is that of a training slower than its loader: all prefetched batches, and the current one. Before any trial with workers
-    a worker is assumed to need what the main process did: at most a copy of the same objects.
+    /dev/shm is that of a training slower than its loader: all prefetched batches, and the current one. Before any trial
+    with workers a worker is assumed to need what the main process did: at most a copy of the same objects.
     """
     done = measured(rows)
     batch = max((row.shared_bytes or 0 for row in done), default=0)
@@ -104,9 +102,9 @@ def _good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) 
 
 
 def saturated(done: Sequence[Measured], step_s: float | None) -> bool:
-    """Return whether the last two settings, in the order tried, gained less than 5% beyond the uncertainty of their medians.
+    """Return whether the last two settings, in the order tried, gained less than 5% beyond their medians' uncertainty.
 
-    By the step where it is known. Else the trial without workers is excluded: one worker makes batches no faster than it.
+    By the step where it is known. Else the trial without workers is left out: one worker makes batches no faster.
     """
     alike = [row for row in done if step_s is not None or row.setting.num_workers]
     if len(alike) < 3:
@@ -123,7 +121,7 @@ def faster(row: Measured, than: Measured) -> bool:
 def doubt(row: Measured) -> float:
     """Return the relative standard error of the median time between batches; 0.0 where the spread is unknown.
 
-    It is 1.25 standard deviations over the root of the count; a standard deviation is the interquartile range over 1.35.
+    It is 1.25 standard deviations over the root of the count; one of those is the interquartile range over 1.35.
     """
     if row.spread_ratio is None:
         return 0.0

@@ -1,7 +1,7 @@
-"""Run a trial in a child process: start it, watch its memory, end it. Whatever happens in it becomes a row of the table.
+"""Run a trial in a child process: start it, watch its memory, end it. What happens in it becomes a row of the table.
 
-The child is forked, so that any function can be tried; has its own session, so that its workers can be ended with it; is the first
-that the kernel kills when memory runs out; and dies with us.
+The child is forked, so that any function can be tried; has its own session, so that its workers can be ended with it;
+is the first that the kernel kills when memory runs out; and dies with us.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was tried and what to choose, as records, as a table and as JSON. Times in seconds, sizes in bytes, ratios 0–1; None: not measured."""
+"""What was tried and what to choose: records, table, JSON. In seconds, bytes and ratios 0–1; None: not measured."""
 
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -107,7 +107,7 @@ class TuneResult:
 
     rows: tuple[Row, ...]
     chosen: Setting
-    """The smallest setting that feeds the step; without a step, or where nothing feeds it, the smallest within 5% of the best."""
+    """The smallest that feeds the step; without a step, or if nothing feeds it, the smallest within 5% of the best."""
     feeds: bool | None  # whether `chosen` feeds the step with 10% to spare; None: no step was given
     why: str
     step_s: float | None

@@ -1,4 +1,4 @@
-"""The loader to tune: a name on the command line, a function or a DataLoader, turned into a way to start it with a setting.
+"""The loader to tune: a name on the command line, a function or a DataLoader, as a way to start it with a setting.
 
 torch is not imported here: a DataLoader exists only once the user's code has imported it.
 """

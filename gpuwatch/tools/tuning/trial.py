@@ -1,8 +1,8 @@
 """One trial, in its own process: make the loader, iterate it, and compute the time between batches.
 
-Two traps. The first `workers × prefetch` batches are made before they are requested. And workers that started together deliver
-together: with four workers three batches come at once and then none for a whole fetch, so that the median of single gaps is near 0.
-What counts is the time for a cycle of `workers` batches, divided by `workers`.
+Two traps. The first `workers × prefetch` batches are made before they are requested. And workers that started together
+deliver together: with four workers three batches come at once and then none for a whole fetch, so that the median of
+single gaps is near 0. What counts is the time for a cycle of `workers` batches, divided by `workers`.
 """
 
 import os
@@ -51,14 +51,14 @@ def warm_up(workers: int, ahead: int) -> int:
 
 
 def cycles_s(passes: Sequence[Sequence[float]], workers: int, ahead: int) -> list[float]:
-    """Return the time between batches in each cycle of all workers. `passes`: of each pass the arrival times of its batches, oldest first."""
+    """Return the time between batches in each cycle of all workers. `passes`: arrival times of each, oldest first."""
     length = max(1, workers)
     start = warm_up(workers, ahead) - 1
     return [(later - earlier) / length for arrivals in passes for earlier, later in pairwise(arrivals[start::length])]
 
 
 def pace(passes: Sequence[Sequence[float]], durations_s: Sequence[float], workers: int, ahead: int) -> Pace:
-    """Return the steady pace; where no cycle follows the prefetched batches, that of whole passes, start-up included."""
+    """Return the steady pace; where no cycle follows the prefetched batches, that of whole passes with start-up."""
     cycles = cycles_s(passes, workers, ahead)
     if not cycles:
         each = [duration / len(arrivals) for duration, arrivals in zip(durations_s, passes, strict=True)]
@@ -96,7 +96,7 @@ class _Counters:
 
 
 def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Measured], None]) -> None:
-    """Send a loader's measurement under a setting, before its workers end. Raises: what the user's code raises; ConfigError for no iterable."""
+    """Send a loader's measurement before its workers end. Raises: what user code raises; ConfigError: no iterable."""
     begun = time.perf_counter()
     random.seed(plan.seed)
     if torch := sys.modules.get("torch"):
@@ -208,8 +208,8 @@ class _Run:
 def _second_first_batch_s(loader: Any, run: _Run, batch_s: float) -> float | None:
     """Return the time from a second `iter()` to its first batch.
 
-    The first pass was left early, and persistent workers finish their prefetched batches before they start the next pass, as they
-    do not have to after a complete pass. So the time for that is waited out first.
+    The first pass was left early, and persistent workers finish their prefetched batches before they start the next
+    pass, as they do not have to after a complete pass. So the time for that is waited out first.
     """
     remaining_s = max(run.setting.batches_ahead, run.setting.num_workers) * batch_s
     if time.perf_counter() + 2 * remaining_s + 2 * run.first_batch_s >= run.deadline:
