@@ -100,7 +100,7 @@ class Reader:
         self._series = Sampled()
 
     def read(self, wanted: str | None = None, panels: bool = False) -> Facts:
-        """Return the facts, detailed for run `wanted` (a key) or the newest running; `panels`: of all. Raises: SourceError."""
+        """Return facts, detailed for run `wanted` (a key) or the newest running; `panels`: all. Raises: SourceError."""
         runs = in_order(self._source.runs())
         name, _, rank = (wanted or "").rpartition("/")
         run = select(runs, self._series.run, name, rank)
