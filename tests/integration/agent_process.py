@@ -123,7 +123,7 @@ class Agent:
 
     def get_text(self, path: str, headers: Mapping[str, str] | None = None) -> str:
         with urllib.request.urlopen(
-            urllib.request.Request(self.url + path, headers=dict(headers or {})), timeout=5
+            urllib.request.Request(self.url + path, headers=dict(headers or {})), timeout=15
         ) as r:
             text: str = r.read().decode()
             return text
