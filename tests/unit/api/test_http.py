@@ -112,7 +112,7 @@ def test_a_server_that_takes_too_long_is_named_with_the_time(server: Server) -> 
 
 
 def test_an_agent_that_runs_is_not_to_be_started(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SourceError, match=r"WRONG_VERSION_NUMBER.*: check http:// or https://"):
+    with pytest.raises(SourceError, match=r"SSL.*: check http:// or https://"):
         Client(server.url.replace("http", "https")).runs()
     with pytest.raises(SourceError, match=r"whatever: the URL needs http.*\): correct that; no request was sent"):
         Client("whatever").runs()
