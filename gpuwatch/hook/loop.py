@@ -197,13 +197,12 @@ class Loop(Generic[T]):
             batch = self._sampling.sample(self.fetch) if random() * SAMPLE_EVERY < 1 else self.fetch()
         except BaseException as error:
             recorder.end_part(recorder.clock())
-            if mine:
-                self._abandon_step()
-            if not isinstance(error, StopIteration):
-                self._session.fetch_failed(error)
-            else:
+            if isinstance(error, StopIteration):
                 recorder.second_batch(came=False)
                 self._close()
+            else:
+                self._abandon_step()
+                self._session.fetch_failed(error)
             raise
         came_ns = recorder.clock()
         recorder.end_part(came_ns)
@@ -230,7 +229,7 @@ class Loop(Generic[T]):
         accounts.loader, accounts.batch_bytes = self._before
 
     def _abandon_step(self) -> None:
-        """Discard the open step: the loader raised, or has come to its end."""
+        """Discard the open step, if it is this loop's: the loader raised."""
         if self.recorder.step_owner is self.owner:
             self.recorder.abandon(self.recorder.clock())
 

@@ -366,7 +366,7 @@ class Recorder(_OfFastPath):
         """Discard the open step, which got no batch, as a wait. `at_end`: its loop has ended, the device was polled."""
         self.leave_steady()
         if self.in_step:
-            self.log.append((events.SPAN, self.begin_ns, at_ns, state, self.data_ns, at_end))
+            self.log.append((events.SPAN, self.begin_ns, at_ns, state, self.data_ns, at_end or self.lacks_batch))
         if at_end:
             self.leave_loop(at_ns)
         elif self.active_timeline is not None:

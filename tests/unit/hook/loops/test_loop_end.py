@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 
@@ -138,3 +139,24 @@ def test_a_wait_that_ends_the_pass_is_its_end(watch: Watch, clock: Clock) -> Non
     live_on(watch, clock, 1)
     window = watch._publisher.accounts.window(clock())[0]
     assert (window.end_s, window.states_s["input_wait"], window.share("input_wait")) == (2.0, 2.0, 0.0)
+
+
+@pytest.mark.parametrize("place", ["zip", "data"])
+def test_a_wait_that_ends_the_pass_is_its_end_beside_another_loader_and_in_a_data_context(
+    watch: Watch, clock: Clock, place: str
+) -> None:
+    def batches() -> Iterator[int]:
+        yield from range(8)
+        clock.sleep_ms(2000)
+
+    loop = iter(watch.steps(batches()))
+    for _ in zip(watch.steps(range(9)), loop, strict=False) if place == "zip" else ():
+        clock.sleep_ms(10)
+    with contextlib.suppress(StopIteration):
+        while place == "data":
+            with watch.data():
+                next(loop)
+            clock.sleep_ms(10)
+    live_on(watch, clock, 1)
+    window = watch._publisher.accounts.window(clock())[0]
+    assert (window.states_s["input_wait"], window.share("input_wait")) == (2.0, 0.0)
