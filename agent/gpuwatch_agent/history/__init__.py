@@ -274,6 +274,7 @@ class History:
         run("INSERT OR REPLACE INTO tick VALUES (?, ?, ?)", (now_ms, layout, values.tobytes()))
         encode, run_many = msgspec.msgpack.encode, self._connection.executemany
         run_many("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)", [(*key, now_ms, r) for key, r in tick.runs.items()])
+        run("DELETE FROM gpu")
         run_many("INSERT OR REPLACE INTO gpu VALUES (?, ?)", [(gpu.uuid, encode(gpu)) for gpu in tick.gpus])
         run_many(
             "INSERT INTO steps (run, rank, first_step, count, time_ms, offset_ns, columns) VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -18,6 +18,7 @@ from gpuwatch.api import LastSteps
 from gpuwatch.config import AgentSettings
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
+from gpuwatch_agent.gpus import GpuRecord
 from gpuwatch_agent.history import History, StepBatch, Tick
 from gpuwatch_agent.runs import Run
 from tests.unit.agent.hooks import BOOT, FakeHook
@@ -48,6 +49,13 @@ def points(history: History, begin: float, end: float, number: int) -> list[tupl
     found = history.reader.series(STATES, {"state": "compute"}, begin, end, number)
     assert len(found) <= 1
     return list(found[0].points) if found else []
+
+
+def test_a_gpu_whose_ledger_has_ended_is_not_kept_for_the_next_agent(history: History) -> None:
+    former, present = (GpuRecord(uuid, "0", BOOT, (0, 0, {})) for uuid in ("GPU-former", "GPU-present"))
+    for kept in ([former], [former, present], [present]):
+        assert history.commit(tick(BEGIN_S)._replace(gpus=kept))
+    assert [gpu.uuid for gpu in history.reader.gpus()] == ["GPU-present"]
 
 
 @pytest.mark.parametrize("number", [1, 2, 7, 300, 899, 900, 2000])
