@@ -26,7 +26,6 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.memory import peak_bytes
 from gpuwatch.hook.transport import Encoder, RunFacts, SendBuffer, columns
 from gpuwatch.host.proc import optional, run_queue_s
-from gpuwatch.ledger.timeline import STILL_NS
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import RankSummary
@@ -232,7 +231,7 @@ class Publisher:
 
     def _wait(self, samples: int) -> None:
         """Wait for the next tick, or for the end, and sample the training thread's place meanwhile."""
-        clock, thread, cpu_s = time.perf_counter, threading.get_native_id(), time.process_time()
+        clock, thread = time.perf_counter, threading.get_native_id()
         for _ in range(samples):
             due_s, queued_s = clock() + INTERVAL_S / samples, optional(run_queue_s, thread) or 0.0
             with contextlib.suppress(queue.Empty):
@@ -242,9 +241,6 @@ class Publisher:
             late_s = clock() - due_s - ((optional(run_queue_s, thread) or 0.0) - queued_s)
             with _fork_waits:
                 self.guard(self.accounts.sample_frames, "sampling the training thread", late_s)
-            if late_s > STILL_NS / 1e9 and time.process_time() - cpu_s < late_s / 10:  # no thread has run
-                with self.accounts.held():
-                    self.accounts.timeline.book_stopped(self._recorder.clock())
 
     def guard(self, call: Callable[..., object], doing: str = "hooking torch", *arguments: object) -> None:
         """Call something that may fail, for example with a torch that is built differently."""

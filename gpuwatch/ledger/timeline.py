@@ -173,13 +173,6 @@ class Timeline:
         self.ledger.book(found[0], now_ns)
         return found[0]
 
-    def book_stopped(self, now_ns: int) -> None:
-        """Book a loop's open time as stalled: the whole process was stopped. The open step is counted from now on."""
-        if self.counts.steps and self._phase_state is None and not self._is_left:
-            for state, until_ns in [*self.held_tail()[0], (states.STALLED, now_ns)]:
-                self.ledger.book(state, until_ns)
-            self.last_progress_ns = now_ns
-
     def quiet(self, now_ns: int, step_ns: int | None = None) -> tuple[str, int] | None:
         """Return state and start of time without progress: `stalled`, or after a loop `other`; None if too short."""
         if not self.counts.steps or self._phase_state is not None or any(entry[0] == ENTER for entry in self._held):

@@ -7,7 +7,7 @@ import pytest
 from gpuwatch.diagnosis.rules.input_rhythm import epoch_start_pause
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.ledger.events import DATA_WAIT, ENTER, PART, SPAN, STEP
+from gpuwatch.ledger.events import DATA_WAIT, PART, STEP
 from gpuwatch.ledger.timeline import Timeline
 from tests.unit.hook.fakes import MS, BlindWatcher, Clock, S
 
@@ -55,31 +55,6 @@ def test_the_late_end_of_a_stalled_step_counts_only_after_the_watermark() -> Non
     assert line.ledger.sum_ns == 121 * S
     assert (steps[0].data_wait_ns, steps[0].total_ns) == (10 * S, 119 * S), "the record keeps what the step took"
     assert line.quiet(122 * S) is None
-
-
-def test_a_time_in_which_the_process_was_stopped_is_no_part_of_the_step_that_it_interrupts() -> None:
-    line = Timeline(0)
-    line.apply([step(0, S)])
-    line.book_stopped(15 * S)
-    (late,) = line.apply([step(S, 17 * S, data=16 * S)])
-    assert (late.data_wait_ns, late.compute_ns) == (2 * S, 0)
-    assert {state: ns for state, ns in line.ledger.totals_ns.items() if ns} == {
-        "compute": S,
-        "stalled": 14 * S,
-        "input_wait": 2 * S,
-    }
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [[], [step(0, S), (ENTER, S, "eval")], [step(0, S), (SPAN, S, S, "other")]],
-    ids=["start", "phase", "left"],
-)
-def test_a_process_that_is_stopped_outside_of_its_loop_is_not_stalled(entries: list[tuple[object, ...]]) -> None:
-    line = Timeline(0)
-    line.apply(entries)
-    line.book_stopped(15 * S)
-    assert not line.ledger.totals_ns["stalled"]
 
 
 def test_a_stall_inside_a_wait_is_reported_while_it_lasts_and_training_goes_on_after_it() -> None:
