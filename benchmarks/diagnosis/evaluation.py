@@ -52,7 +52,8 @@ class Evaluated:
         if program.hook_sees:
             faults += [f"the hook alone did not name {cause}" for cause in program.causes if cause not in hooks]
         if not program.causes:
-            alarms = {f["cause"] for f in outcome.hook if f["severity"] in ALARMS} - allowed
+            # To the hook alone a step on the fake device, which no driver lists, sleeps on the CPU.
+            alarms = {f["cause"] for f in outcome.hook if f["severity"] in ALARMS} - allowed - {"step_waits"}
             faults += [f"the hook alone named {cause}" for cause in sorted(alarms)]
         return faults
 

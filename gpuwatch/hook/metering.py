@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch.errors import pass_on
+from gpuwatch.host.frames import random
 from gpuwatch.host.proc import ThreadTime
 from gpuwatch.ledger.states import median
 
@@ -22,8 +23,8 @@ Call = Callable[[], None]
 
 BUDGET = 0.01  # share of the step time that the hook may take by default
 
-SAMPLE_EVERY = 4  # one in so many fetches is sampled
-SAMPLE_QUICK_EVERY = 32  # one in so many quick fetches is sampled
+SAMPLE_EVERY = 4  # one in so many fetches is sampled, at random: workers deliver in turns
+SAMPLE_QUICK_EVERY = 31  # one in so many quick fetches may be; a prime number, of which few turns of workers are a part
 QUICK_FETCH_NS = 1_000_000  # reading the CPU time costs 4 µs: nothing compared with a slower fetch
 FIRST_VISITS = 4  # so many fetches of a run are all sampled: its device is set up in its first steps
 
@@ -253,7 +254,7 @@ class Sampling:
         is_new = meter.visits < FIRST_VISITS  # the first steps of a run set its device up
         self.is_quick = fetch_ns < QUICK_FETCH_NS and not is_new
         every = 1 if is_new else SAMPLE_QUICK_EVERY if self.is_quick else SAMPLE_EVERY
-        self._recorder.sample_after(every * meter.stretch)
+        self._recorder.sample_after(1 + int(random() * (2 * every * meter.stretch - 1)))
 
     def _visit_device(self, now_ns: int) -> None:
         """Find a device that was set up by now, or visit the one that is known."""

@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -62,7 +63,7 @@ class Publisher:
         self._accepted = False  # an agent has taken a message
         self._dropped = 0  # steps that were never put into a message, because there was no agent
         self._overhead_ns = 0
-        self._published_fetch_ns = (0, 0)
+        self._fetch_ns = deque([(0, 0)], maxlen=31)  # what `_fetch_cpu_ratio` has read, once a second
         self._thread: threading.Thread | None = None
         # Whoever pops it starts the thread: a signal handler could interrupt the holder of a lock and wait for it.
         self._may_start = [True]
@@ -353,10 +354,10 @@ class Publisher:
             return self.accounts.totals(self._dropped + self.send_buffer.steps_dropped, self._overhead_ns)
 
     def _fetch_cpu_ratio(self) -> float | None:
-        busy, wall = self._recorder.fetches.busy_ns, self._recorder.fetches.wall_ns
-        last_busy, last_wall = self._published_fetch_ns
-        self._published_fetch_ns = (busy, wall)
-        return (busy - last_busy) / (wall - last_wall) if wall > last_wall else None
+        """Return that of the last half minute: the few fetches sampled in a second may be those without a wait."""
+        self._fetch_ns.append((self._recorder.fetches.busy_ns, self._recorder.fetches.wall_ns))
+        busy, wall = (now - then for then, now in zip(self._fetch_ns[0], self._fetch_ns[-1], strict=True))
+        return busy / wall if wall > 0 else None
 
 
 def import_diagnosis() -> None:

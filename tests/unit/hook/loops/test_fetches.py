@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -109,6 +110,29 @@ def test_loaders_that_take_turns_are_both_sampled(monkeypatch: pytest.MonkeyPatc
     turn(watch)
     fetches = watch._recorder.fetches
     assert fetches.wall_ns == 20 * 30 * MS and fetches.cpu_ratio is not None and fetches.cpu_ratio < 0.5
+    watch.close()
+
+
+@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+def test_the_wait_of_one_in_each_turn_of_workers_is_sampled(
+    workers: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fetch sampled was one without a wait: the agent named `input_handover`, with 100% of a fetch on the CPU."""
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    monkeypatch.setattr("gpuwatch.hook.metering.random", Random(1).random)
+
+    def in_turns() -> Iterator[int]:
+        for number in range(12_000):
+            clock.sleep_ms(0.1 if (number + after) % workers else 40)
+            yield number
+
+    for _ in watch.steps(in_turns()):
+        clock.sleep_ms(1)
+    fetches, mean_ms = watch._recorder.fetches, (40 + 0.1 * (workers - 1)) / workers
+    turn(watch)
+    assert mean_ms / 2 < fetches.wall_ns / fetches.fetches_sampled / MS < min(4 * mean_ms, 30)
     watch.close()
 
 
