@@ -77,7 +77,7 @@ def drive(result: Facts | Exception, steps: Steps, size: tuple[int, int] = (80, 
         app = Top(reader)  # type: ignore[arg-type]
         async with app.run_test(size=size) as pilot:
             driven = Driven(pilot, reader)
-            await driven.wait_for(lambda: app.facts is not None)
+            await driven.wait_for(lambda: app.facts is not None and "quit" in driven.text)  # its keys are drawn last
             await pilot.pause()
             await steps(driven)
         return app
