@@ -13,6 +13,11 @@ def harmless(text: str) -> str:
     return "".join("·" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
+def host_port(host: str, port: int) -> str:
+    """Return HOST:PORT as a URL has it: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def file_name(run: str) -> str:
     """Return a run's name or id as a part of a file's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", run)[:80]

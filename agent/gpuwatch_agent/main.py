@@ -16,6 +16,7 @@ import uvicorn
 
 from gpuwatch.config import Config
 from gpuwatch.errors import ConfigError, MissingExtra
+from gpuwatch.formatting import host_port
 from gpuwatch.host.proc import boot_id
 from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen, is_tcp
@@ -98,8 +99,7 @@ def run_agent(config: Config) -> None:
         server = _Server(settings)
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(OncePerMinute())
-        host, port = server_socket.getsockname()[:2]
-        url = f"http{'s' if access.context else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+        url = f"http{'s' if access.context else ''}://{host_port(*server_socket.getsockname()[:2])}"
         logger.info("agent: %s/metrics, hooks at %s", url, ", ".join(endpoints))
         print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True)
         gc.freeze()  # what was imported is not searched for garbage again and again

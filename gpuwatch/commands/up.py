@@ -22,6 +22,7 @@ from gpuwatch.api.client import fetch, without_password
 from gpuwatch.commands.options import AGENT, Agent, History, Http, Listen, PagePort, Prometheus
 from gpuwatch.config import HTTP, own_config
 from gpuwatch.errors import ConfigError, GpuwatchError, SourceError, require
+from gpuwatch.formatting import host_port
 from gpuwatch.wire.endpoint import is_loopback, refused
 
 _STOP_WAIT_S = 8.0
@@ -106,7 +107,7 @@ def dashboard(
 
     command, environment = streamlit_command(port, host, agent, prometheus)
     with running(command, environment) as page:
-        typer.echo(f"gpuwatch dashboard: http://{f'[{host}]' if ':' in host else host}:{port}", err=True)
+        typer.echo(f"gpuwatch dashboard: http://{host_port(host, port)}", err=True)
         raise typer.Exit(wait_for_end([page]))
 
 

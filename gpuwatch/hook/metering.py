@@ -24,7 +24,7 @@ Call = Callable[[], None]
 BUDGET = 0.01  # share of the step time that the hook may take by default
 
 SAMPLE_EVERY = 4  # one in so many fetches is sampled, at random: workers deliver in turns
-SAMPLE_QUICK_EVERY = 31  # one in so many quick fetches may be; a prime number, of which few turns of workers are a part
+SAMPLE_QUICK_EVERY = 31  # quick ones: after so many, or twice that; prime, so that few numbers of workers divide it
 QUICK_FETCH_NS = 1_000_000  # reading the CPU time costs 4 µs: nothing compared with a slower fetch
 FIRST_VISITS = 4  # so many fetches of a run are all sampled: its device is set up in its first steps
 

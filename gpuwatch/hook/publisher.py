@@ -271,6 +271,7 @@ class Publisher:
             encoder = self._current_encoder()
             if self.hello_due:
                 self._send_hello(encoder, buffer.sender, _CONNECT_TRIES if bye and not self._accepted else 1)
+            fetch_cpu_ratio = self._fetch_cpu_ratio()
             while True:  # without steps too: a heartbeat
                 steps = unsent[published : published + wire.MAX_STEPS_A_MESSAGE]
                 message = encoder.message(
@@ -279,7 +280,7 @@ class Publisher:
                     columns=columns(steps),
                     first_step=first_step + published,
                     activity=self.accounts.activity,
-                    fetch_cpu_ratio=self._fetch_cpu_ratio(),
+                    fetch_cpu_ratio=fetch_cpu_ratio,
                     standstill=self.accounts.standstill,
                 )
                 buffer.append(message, len(steps))

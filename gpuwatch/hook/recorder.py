@@ -400,7 +400,7 @@ class Recorder(_OfFastPath):
 
     def leave_loop(self, at_ns: int) -> None:
         """The loop has ended, or was left by a `break`: what follows is no pause between its steps, and no stall."""
-        self.log.append((events.SPAN, at_ns, at_ns, OTHER))
+        self.log.append((events.SPAN, at_ns, at_ns, OTHER, 0, False))
         if self.active_timeline is not None:
             self.active_timeline.start(at_ns)
 

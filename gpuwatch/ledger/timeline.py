@@ -58,7 +58,7 @@ class Timeline:
                 _, begin, end, fed, transfer, samples = entry
                 entry = STEP, begin, end, fed - begin, transfer, samples, False
                 if not fed:  # a signal's exception came just before the batch was noted: it never reached the loop
-                    entry = SPAN, begin, end, states.INPUT_WAIT
+                    entry = SPAN, begin, end, states.INPUT_WAIT, 0, False
             if held or _waits(entry):
                 held.append(entry)
             else:
@@ -121,7 +121,7 @@ class Timeline:
         elif kind == EXIT:
             self._exit(entry[1])
         elif kind == SPAN:
-            _, begin, end, state, waited, at_end = (*entry, 0, False)[:6]
+            _, begin, end, state, waited, at_end = entry
             if states.EVAL in (state, self._phase_state):
                 self.counts.eval_wait_ns += end - begin if state == states.INPUT_WAIT else waited
             elif at_end and self._phase_state is None:

@@ -14,7 +14,7 @@ from itertools import chain, islice
 import msgspec
 
 from gpuwatch import api, wire
-from gpuwatch.tools.reports.statistics import percentile
+from gpuwatch.ledger.states import percentile
 
 MINUTE_MS = 60_000
 DURATIONS = tuple(name for name in wire.STEP_COLUMNS if name not in ("start_ns", "samples", "epoch_start"))

@@ -12,7 +12,7 @@ from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.diagnosis.rates import Done, cost_of, throughput
 from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.diagnosis.window import Window
-from gpuwatch.tools.reports.statistics import percentile
+from gpuwatch.ledger.states import percentile
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.records import evidence as stack_evidence
 from gpuwatch_agent.runs import ENDED, Run

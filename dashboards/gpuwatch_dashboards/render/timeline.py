@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from gpuwatch.api import Series, Spread, Steps
+from gpuwatch.ledger.states import percentile
 from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, counted, display, scale_for
-from gpuwatch.tools.reports.statistics import percentile
 from gpuwatch_dashboards.panels import Panel, panels
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, text_card

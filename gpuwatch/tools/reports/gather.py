@@ -18,9 +18,9 @@ from gpuwatch.diagnosis.report import give_verdict, is_short
 from gpuwatch.diagnosis.rules import BY_CAUSE, RULES, after_roots
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch.errors import ConfigError
-from gpuwatch.ledger.states import RUN_STATES, shares
+from gpuwatch.ledger.states import RUN_STATES, percentile, shares
 from gpuwatch.tools.reports import model
-from gpuwatch.tools.reports.statistics import block_means, mean_interval, percentile
+from gpuwatch.tools.reports.statistics import block_means, mean_interval
 
 _POINTS = 120  # intervals of the ledger over time, and groups of steps, at most
 _STEPS = 20_000

@@ -18,11 +18,6 @@ _T_975 = (
 """Student's t for 95% in the middle, 1 to 38 degrees of freedom."""
 
 
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Return the value below which so many per cent of the ordered values lie (the nearest one)."""
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
-
-
 def block_means(values: Sequence[float]) -> tuple[float, ...]:
     """Return the means of up to 20 equal consecutive blocks (the first values may be left out); () for fewer than 5."""
     count = min(BLOCKS, len(values))

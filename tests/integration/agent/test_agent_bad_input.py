@@ -192,7 +192,7 @@ def test_an_address_that_is_not_this_machines_is_said_to_be_none(tmp_path: Path)
     for address in ("192.0.2.1:9478", "nosuch.invalid:9478"):
         assert "; give an address of this machine and a free port" in other.refused("--http", address)
     tcp = ("--listen", "tcp://192.0.2.1:9479", "--token-file", str(token))
-    assert "Cannot assign requested address" in (said := other.refused(*tcp)) and "no address of this machine" in said
+    assert "Cannot assign requested address" in (error := other.refused(*tcp)) and "no address of this machine" in error
 
 
 def test_the_url_of_an_ipv6_address_has_brackets(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ poll.poll(60_000)
 
 @pytest.mark.parametrize(("polled", "what"), [("pipe", "queue"), ("socket", "network"), ("both", "network")])
 def test_a_poll_of_pipes_is_a_queue_s_and_one_of_a_socket_the_network_s(polled: str, what: str) -> None:
-    """Found by the diagnosis benchmark: loader workers with nothing to do were said to wait for the network."""
+    """Found by the diagnosis benchmark: idle loader workers were reported as waiting for the network."""
     with subprocess.Popen([sys.executable, "-c", _POLL, polled]) as process:
 
         def now() -> str:

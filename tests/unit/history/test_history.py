@@ -206,7 +206,7 @@ def test_full_disk_is_counted_said_once_and_got_over(tmp_path: Path, caplog: pyt
         f"history {history.path} cannot be written (database or disk is full); the agent continues without it"
     ]
     again = [record.levelname for record in caplog.records if "can be written again" in record.message]
-    assert again == ["WARNING"], "it ends what was said at this level"
+    assert again == ["WARNING"], "it ends what was logged at this level"
     assert points(history, BEGIN_S, BEGIN_S + 10, 300)[-1] == (BEGIN_S + 2, 7.0)
     history.close()
 

@@ -40,7 +40,7 @@ def test_any_log_is_booked_alike_in_runs_and_one_by_one(reported: list[tuple[Any
         if kind in (STEP, PART):
             logs[-1].append((kind, begin, now, data, transfer, samples, samples == 5))
         elif kind == SPAN:
-            logs[-1].append((SPAN, begin, now, "input_wait"))
+            logs[-1].append((SPAN, begin, now, "input_wait", 0, False))
         elif kind == TOKENS:
             logs[-1].append((TOKENS, data))
         elif kind == ENTER:

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from gpuwatch.tools.reports.statistics import block_means, mean_interval, percentile, speedup
+from gpuwatch.ledger.states import percentile
+from gpuwatch.tools.reports.statistics import block_means, mean_interval, speedup
 
 
 def test_blocks_are_of_equal_size_and_the_oldest_values_are_left_out() -> None:
