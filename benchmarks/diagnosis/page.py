@@ -16,7 +16,7 @@ For every cause there is a real program that has it. Some programs have nothing 
 
 which exits with status 1 if a cause is missed, if another cause is named instead, or if a healthy program raises an alarm (a warning at any time, not only at the end).
 
-- Loaders are torch's DataLoader with real work: unpacking, reading past the page cache, a TCP server, locks, a small tmpfs, checkpoints that are synced, ranks over gloo. Without a GPU, the device's step is a sleep.
+- Loaders are torch's DataLoader with real work: unpacking, reading past the page cache, a TCP server, locks, a small tmpfs, checkpoints that are synced, ranks over gloo. Without a GPU, the device's step is a sleep, which the hook alone names `step_waits`: no driver lists a device.
 - Node *alone*: the agent sees a node with 16 cores on which only the program runs. Its CPU times are computed from the program's CPU time and its time in the run queue (`--procfs`), because a machine with two busy cores cannot show idle ones.
 - GPU *fake*: a simulated device that only takes time (`benchmarks.fakes.FakeDevice`), and a fake NVML with the utilisation and power of this device. `--cuda` runs such programs on a GPU instead: [some were](gpu-checklist.md#an-h200-26-november-2026).
 - Some programs set time thresholds in the agent's configuration file, so that evidence that needs ten minutes takes 15 seconds.
