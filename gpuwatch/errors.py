@@ -76,19 +76,12 @@ def usable(what: str, remedy: str) -> Iterator[None]:
         raise ConfigError(f"{what}: {reason}; {remedy}") from error
 
 
-def raised_by_signal_handler(error: BaseException) -> bool:
-    """Return whether a Python signal handler raised this, so that it only happened to interrupt gpuwatch."""
+def pass_on(error: BaseException) -> None:
+    """Raise the error again if a Python signal handler raised it: it is the user's. Otherwise gpuwatch handles it."""
     if threading.current_thread() is not threading.main_thread():
-        return False
+        return
     # Python passes a handler the frame that it interrupts: its caller's. By now another handler may be set.
     for (caller, _), (called, _) in pairwise(walk_tb(error.__traceback__)):
         names, variadic, _, given = inspect.getargvalues(called)
         if any(argument is caller for argument in (*map(given.get, names), *given.get(variadic or "", ()))):
-            return True
-    return False
-
-
-def pass_on(error: BaseException) -> None:
-    """Raise the error again if a signal handler raised it: it is the user's. Otherwise gpuwatch handles it."""
-    if raised_by_signal_handler(error):
-        raise error
+            raise error

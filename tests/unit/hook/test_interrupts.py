@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.errors import raised_by_signal_handler
+from gpuwatch.errors import pass_on
 from gpuwatch.hook.session import sigchld_held
 
 
@@ -60,12 +60,16 @@ def test_without_a_handler_or_outside_of_the_main_thread_it_is_nothing(handler: 
     assert seen == [handler, signal.SIG_DFL]
 
 
-def raised_in(interrupted: Callable[[], object]) -> bool:
+def passed_on_by(call: Callable[[], object]) -> bool:
+    """Whether what a call raises is raised again."""
+    with pytest.raises(Exception) as raised:
+        call()
     try:
-        interrupted()
-    except Exception as error:
-        return raised_by_signal_handler(error)
-    raise AssertionError("nothing was raised")
+        pass_on(raised.value)
+    except Exception as again:
+        assert again is raised.value
+        return True
+    return False
 
 
 def interrupted() -> None:
@@ -90,9 +94,9 @@ def gone(number: int, _frame: object) -> None:
 )
 def test_what_a_handler_raises_is_distinguished_from_a_failure_of_ours(handler: Any, of_the_user: Any) -> None:
     signal.signal(signal.SIGCHLD, of_the_user)
-    assert raised_in(interrupted)
+    assert passed_on_by(interrupted)
 
 
 @pytest.mark.parametrize("ours", [raises, lambda: [][0], lambda: int("x")])
 def test_a_failure_of_ours_is_none_of_a_handler_even_where_both_call_the_same(handler: Any, ours: Any) -> None:
-    assert not raised_in(ours)
+    assert not passed_on_by(ours)
