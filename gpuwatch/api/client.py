@@ -15,12 +15,13 @@ import msgspec
 
 from gpuwatch import api
 from gpuwatch.errors import ConfigError, SourceError
-from gpuwatch.wire.endpoint import token
+from gpuwatch.wire import endpoint
 
 TIMEOUT_S = 3.0  # A page is redrawn every 2 s: a slower agent is as good as down.
 LONG_TIMEOUT_S = 20.0  # For steps and series of a whole run: a million steps take an agent more than a second of CPU.
 MOST_OF_ANSWER = 1 << 20
 """Bytes of the answer to a POST that are read; a longer one is cut off, and is longer than this then."""
+API_TOKEN = "GPUWATCH_API_TOKEN"  # The variable with the token of the agents' API, or with _FILE its file.
 
 Params = Mapping[str, str | int | float | Sequence[str]]
 Labels = Mapping[str, str]
@@ -37,17 +38,17 @@ class Reply(msgspec.Struct, frozen=True):
     retry_after: str | None = None  # What its header Retry-After says.
 
 
-Token = Callable[[], str | None]  # the token to send; None: none
 Get = Callable[[str, float], Reply]  # the reply to a GET of a path within so many seconds. Raises: OSError.
 
 
 class Http:
     """GETs from one server over pooled connections, from any thread. No proxy is used: agents are inside the site.
 
-    The URL may have a user and a password. SSL_CERT_FILE names a private CA, GPUWATCH_CLIENT_CERT a client certificate.
+    The URL may have a user and a password; otherwise the token in the environment variable `token` is sent.
+    SSL_CERT_FILE names a private CA, GPUWATCH_CLIENT_CERT a client certificate.
     """
 
-    def __init__(self, url: str, token: Token = lambda: None) -> None:
+    def __init__(self, url: str, token: str | None = None) -> None:
         self._url = url.rstrip("/")
         self._token = token
         self._pool: Any = None
@@ -83,7 +84,7 @@ class Http:
                 headers = urllib3.make_headers(accept_encoding="gzip", basic_auth=user)
                 own = os.environ.get("GPUWATCH_CLIENT_CERT") or None
                 self._pool = urllib3.PoolManager(maxsize=32, headers=headers, cert_file=own)
-            bearer = None if "authorization" in self._pool.headers else self._token()
+            bearer = endpoint.token(self._token) if self._token and "authorization" not in self._pool.headers else None
             headers = self._pool.headers | ({"Authorization": f"Bearer {bearer}"} if bearer else {}) | dict(extra)
             given: Any = {"timeout": timeout, "headers": headers, "retries": False, "redirect": False, **more}
             reply = self._pool.request(method, self._url + path, **given)
@@ -105,11 +106,6 @@ class Http:
             self._pool.clear()
 
 
-def api_token() -> str | None:
-    """Return the token of the agents' API, by GPUWATCH_API_TOKEN or GPUWATCH_API_TOKEN_FILE. Raises: ConfigError."""
-    return token("GPUWATCH_API_TOKEN")
-
-
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""
     return re.sub(r"(?<=://)[^/]*@", "", url)
@@ -124,7 +120,7 @@ def is_url(value: str) -> bool:
         return False
 
 
-def fetch(url: str, timeout_s: float = TIMEOUT_S / 3, token: Token = lambda: None) -> Reply:
+def fetch(url: str, timeout_s: float = TIMEOUT_S / 3, token: str | None = None) -> Reply:
     """Return the reply of one URL. Raises: OSError when there is none."""
     base, mark, query = url.partition("?")
     return Http(base, token).get(mark + query, timeout_s)
@@ -147,13 +143,12 @@ def remedy_of(error: OSError, away: str) -> str:
 
 
 class JsonServer:
-    """A server of JSON. `name` is its name in messages, `remedy` what to do when it is down; tests give `get`."""
+    """A server of JSON. `name` is its name in messages, `remedy` what to do when it is down."""
 
-    def __init__(self, url: str, name: str, remedy: str, get: Get | None = None, token: Token = lambda: None) -> None:
+    def __init__(self, url: str, name: str, remedy: str, get: Get) -> None:
         self.url = without_password(url.rstrip("/"))
         self.where = f"{name} at {self.url}"
-        self._remedy = remedy
-        self._get = get or Http(url, token).get
+        self._remedy, self._get = remedy, get
 
     def ask(self, path: str, kind: type[Answer], params: Params | None = None, timeout_s: float = TIMEOUT_S) -> Answer:
         """Return the answer, decoded and checked. Raises: SourceError."""
@@ -204,8 +199,8 @@ class Prometheus(JsonServer):
     """A Prometheus, or any store with its HTTP API. Methods raise SourceError for no answer, or an unexpected one."""
 
     def __init__(self, url: str, get: Get | None = None) -> None:
-        get = get or Http(url).get_or_post
-        super().__init__(url, "Prometheus", "check the URL given with --prometheus and that Prometheus is running", get)
+        remedy = "check the URL given with --prometheus and that Prometheus is running"
+        super().__init__(url, "Prometheus", remedy, get or Http(url).get_or_post)
 
     def query(self, path: str, params: Params, timeout_s: float) -> list[_Result]:
         return self.ask(f"/api/v1/{path}", _Answer, params, timeout_s).data.result
@@ -216,14 +211,13 @@ class Prometheus(JsonServer):
         return [(result.metric, float(result.value[1])) for result in found]
 
 
-AGENT_REMEDY = "start it with `gpuwatch up` or `gpuwatch agent`"
-
-
 class Client(JsonServer):
     """A node's agent. Every method raises SourceError when it does not answer, or not as expected."""
 
-    def __init__(self, url: str, remedy: str = AGENT_REMEDY, get: Get | None = None) -> None:
-        super().__init__(url, "the agent", remedy, get, api_token)
+    def __init__(
+        self, url: str, remedy: str = "start it with `gpuwatch up` or `gpuwatch agent`", get: Get | None = None
+    ) -> None:
+        super().__init__(url, "the agent", remedy, get or Http(url, API_TOKEN).get)
 
     def status(self) -> api.Status:
         return self.ask("/api/v1/status", api.Status)

@@ -23,7 +23,7 @@ import msgspec
 
 import gpuwatch
 from gpuwatch.api import Status
-from gpuwatch.api.client import Reply, api_token, fetch, reason_of, remedy_of, why, without_password
+from gpuwatch.api.client import API_TOKEN, Reply, fetch, reason_of, remedy_of, why, without_password
 from gpuwatch.wire import endpoint
 
 DISTRIBUTION = "gpuwatch-training"
@@ -218,6 +218,6 @@ class Machine:
 
 def this_machine(agent_url: str, agent_wanted: bool, prometheus_url: str | None, history: Path | None) -> Machine:
     """Return this machine, as this process sees it. NVML and the agent are read once, in the background."""
-    asked = partial(ask_agent, agent_url, agent_wanted, partial(fetch, token=api_token))
+    asked = partial(ask_agent, agent_url, agent_wanted, partial(fetch, token=API_TOKEN))
     nvml, agent = in_background(read_nvml), in_background(asked)
     return Machine(agent_url, prometheus_url, history, nvml.result, agent.result)
