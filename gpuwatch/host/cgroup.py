@@ -92,7 +92,13 @@ def memory_room(groups: Sequence[Path]) -> MemoryRoom | None:
 
     Inactive page cache counts as available. Source: memory.max, memory.current and memory.stat, or those of version 1.
     """
-    rooms = [room for folder in groups if (room := _room(folder)) is not None]
+    rooms = []
+    for folder in groups:
+        if (limit := memory_bytes(folder, "limit")) is None or (used := memory_bytes(folder, "used")) is None:
+            continue
+        counts = _counts(f"{folder}/memory.stat")
+        cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # with its children, in version 1
+        rooms.append(MemoryRoom(max(0, limit - used + cache), limit, used, folder))
     return min(rooms, key=lambda room: room.available_bytes, default=None)
 
 
@@ -118,8 +124,7 @@ def oom_kills(groups: Sequence[Path]) -> int | None:
 
     Source: `oom_kill` in memory.events, in version 1 memory.oom_control. Both count kills for lack of node memory too.
     """
-    counts = map(kills_in, groups)
-    return next((count for count in counts if count is not None), None)
+    return next((count for folder in groups if (count := kills_in(folder)) is not None), None)
 
 
 def kills_in(folder: Path) -> int | None:
@@ -144,14 +149,6 @@ def _cores(folder: Path) -> float | None:
         return None if fields[0] in ("max", "-1") else int(fields[0]) / int(fields[1])
     except (ValueError, IndexError, ZeroDivisionError):
         return None
-
-
-def _room(folder: Path) -> MemoryRoom | None:
-    if (limit := memory_bytes(folder, "limit")) is None or (used := memory_bytes(folder, "used")) is None:
-        return None
-    counts = _counts(f"{folder}/memory.stat")
-    cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # with its children, in version 1
-    return MemoryRoom(max(0, limit - used + cache), limit, used, folder)
 
 
 def _counts(path: str) -> dict[str, int]:

@@ -159,16 +159,15 @@ class OwnFrames:
     def most_frequent(self, doing: str) -> Place | None:
         """Return the function that most samples are in; None with too few, or where none was in the user's code."""
         places = dict(self._places.get(doing, {}))  # another thread may be sampling
-        samples, _ = sum(places.values()), places.pop(None, None)
-        if samples < _LEAST or not places:
+        known = {place: count for place, count in places.items() if place is not None}
+        if not known or (samples := sum(places.values())) < _LEAST:
             return None
         functions: Counter[tuple[str, str]] = Counter()
-        for place, count in places.items():
-            if place is not None:
-                functions[place[:2]] += count
-        (function, count), *_ = functions.most_common(1)
-        line = max((n, place[2]) for place, n in places.items() if place is not None and place[:2] == function)[1]
-        return Place(function[1], function[0], line, count / samples)
+        for (file, function, _), count in known.items():
+            functions[file, function] += count
+        ((file, function), most), *_ = functions.most_common(1)
+        _, line = max((count, place[2]) for place, count in known.items() if place[:2] == (file, function))
+        return Place(function, file, line, most / samples)
 
 
 def _is_python(frame: FrameType, kept: bool) -> bool | None:

@@ -47,13 +47,11 @@ CLOCK_SLACK_NS = 1_000_000_000  # by so much two readings of one clock may disag
 _COLUMNS, _STATES = frozenset(STEP_COLUMNS), frozenset(RUN_STATES)
 _PARTS = frozenset(("data_wait", "transfer", "compute", *SECTIONS))
 _MOST_COUNTED = 1 << 52
-_LONGEST_NS = 1 << 58
-_LATEST_NS = 1 << 62
 
 Count = Annotated[int, Meta(ge=0, le=_MOST_COUNTED)]  # exact as a float, and a sum of them fits into 64 bits
 CountOrMissing = Annotated[int, Meta(ge=MISSING, le=_MOST_COUNTED)]  # -1: not known
-Duration = Annotated[int, Meta(ge=0, le=_LONGEST_NS)]  # in ns, nine years at most: a run's sum fits into 64 bits
-Moment = Annotated[int, Meta(ge=0, le=_LATEST_NS)]  # in ns of some clock
+Duration = Annotated[int, Meta(ge=0, le=1 << 58)]  # in ns, nine years at most: a run's sum fits into 64 bits
+Moment = Annotated[int, Meta(ge=0, le=1 << 62)]  # in ns of some clock
 Pid = Annotated[int, Meta(ge=0, le=1 << 31)]
 Rank = Annotated[int, Meta(ge=0, le=1 << 31)]
 
