@@ -1,8 +1,6 @@
 """The configuration file, one for all parts: `gpuwatch agent --config FILE.toml`, `gpuwatch rules --config FILE.toml`.
 
-[agent]: how the agent is started. [thresholds]: when a cause becomes a finding. [alerts]: when it becomes an alert.
-[prices]: what a GPU-hour costs. [notify]: notifications without Alertmanager. [stacks]: automatic stack captures.
-Every key is a field of the section's class, with its bounds; no section is required.
+Its sections are the fields of `Config`; every key is a field of the section's class, with its bounds. None is required.
 """
 
 import difflib

@@ -172,10 +172,6 @@ class _Sent(msgspec.Struct, frozen=True):
     rank: Rank
 
 
-class _WithTotals(_Sent, frozen=True):
-    totals: Totals
-
-
 class Hello(_Sent, frozen=True, tag="hello"):
     """What the run is. Repeated every second, for an agent that started late or again."""
 
@@ -200,9 +196,10 @@ class Hello(_Sent, frozen=True, tag="hello"):
     """For each checkpoint it later resumed from: the steps it had made by then, and the next one's global number."""
 
 
-class Steps(_WithTotals, frozen=True, tag="steps"):
+class Steps(_Sent, frozen=True, tag="steps"):
     """Step records since the last message; without any it is a heartbeat."""
 
+    totals: Totals
     activity: Text
     """What the training thread does now: "startup", "data_wait", "step", "between_steps", "idle" (its loop has ended),
     or the declared phase."""
@@ -213,9 +210,10 @@ class Steps(_WithTotals, frozen=True, tag="steps"):
     standstill: Standstill | None = None  # None: it makes progress
 
 
-class Bye(_WithTotals, frozen=True, tag="bye"):
+class Bye(_Sent, frozen=True, tag="bye"):
     """The run ends here; its totals are complete."""
 
+    totals: Totals
     failed: bool = False  # an exception ended the training
     conclusion: Annotated[bytes, Meta(max_length=MAX_CONCLUSION_BYTES)] = b""
     """`diagnosis.finding.Conclusion`, encoded by itself: an agent of another version may leave it out. Empty: none."""
