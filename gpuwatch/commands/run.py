@@ -1,16 +1,12 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, NoReturn
 
 import typer
-
-import gpuwatch
-from gpuwatch.errors import ConfigError
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
@@ -40,28 +36,24 @@ def run(
         if os.sep in name and Path(name).exists():
             _end(_NOT_EXECUTABLE, f"{name}: {'is a directory' if Path(name).is_dir() else 'not executable'}")
         _end(_NOT_FOUND, f"{name}: no such program")
+    startup = Path(__file__).parents[1] / "startup"
+    wanted = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH")])),
+        "GPUWATCH_AUTO": "1",
+        "GPUWATCH_AUTO_PID": str(os.getpid()),
+        **{f"GPUWATCH_{option}": "1" for option, on in (("TRACE", trace), ("BREAKDOWN", breakdown)) if on},
+    }
+    if script := next((Path(word).name for word in command if word.endswith(".py")), None):
+        wanted["GPUWATCH_AUTO_SCRIPT"] = script
+    with suppress(OSError):  # a process that prints a verdict notes there which ones have started it
+        notes = TemporaryFile()  # noqa: SIM115  the program keeps it
+        os.set_inheritable(notes.fileno(), True)
+        wanted["GPUWATCH_AUTO_NOTES"] = f"/proc/{os.getpid()}/fd/{notes.fileno()}"
     try:
-        wanted = {f"GPUWATCH_{name}": "1" for name, on in (("TRACE", trace), ("BREAKDOWN", breakdown)) if on}
-        with suppress(OSError):  # a process that prints a verdict notes there which ones have started it
-            notes = TemporaryFile()  # noqa: SIM115  the program keeps it
-            os.set_inheritable(notes.fileno(), True)
-            wanted["GPUWATCH_AUTO_NOTES"] = f"/proc/{os.getpid()}/fd/{notes.fileno()}"
-        os.execve(program, command, environment({**os.environ, **wanted}, command))
+        # Each Python runs our `sitecustomize` first. torch's flight recorder is off in some versions: see `Standstill`.
+        os.execve(program, command, {"TORCH_FR_BUFFER_SIZE": "2000", **os.environ, **wanted})
     except OSError as error:
         _end(_NOT_EXECUTABLE, f"{name}: {error.strerror}")
-
-
-def environment(of: Mapping[str, str], command: Sequence[str] = ()) -> dict[str, str]:
-    """Return an environment in which each Python is watched: it runs our `sitecustomize` first. Raises: ConfigError."""
-    startup = Path(gpuwatch.__file__).parent / "startup"
-    if not (startup / "sitecustomize.py").exists():
-        raise ConfigError(f"{startup}/sitecustomize.py is missing; install gpuwatch-training again")
-    places = [str(startup), *filter(None, [of.get("PYTHONPATH")])]
-    own = {"PYTHONPATH": os.pathsep.join(places), "GPUWATCH_AUTO": "1", "GPUWATCH_AUTO_PID": str(os.getpid())}
-    if scripts := [Path(word).name for word in command if word.endswith(".py")]:
-        own["GPUWATCH_AUTO_SCRIPT"] = scripts[0]
-    # torch's flight recorder is off in some versions: see `Standstill`
-    return {"TORCH_FR_BUFFER_SIZE": "2000", **of, **own}
 
 
 def _end(code: int, message: str) -> NoReturn:
