@@ -69,7 +69,7 @@ def measure(target: Target, setting: Setting, plan: Plan, cores: int) -> Measure
         finally:
             _end(process, at_once=not isinstance(answer, Measured))
         if isinstance(answer, Measured):
-            return replace(answer, usage=watch.usage)
+            return replace(answer, usage=Usage(**watch.most))
         output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_KEPT))
         printed = output.read().decode(errors="replace").strip()
         failed = answer or _ended(setting, process.exitcode or 0)
@@ -85,8 +85,10 @@ def _answer(receiver: Connection, watch: _Watch, setting: Setting, plan: Plan) -
     """Return what the child sends; None where it ended without sending anything."""
     deadline = time.perf_counter() + plan.limit_s + 1.0  # it ends by itself, between two batches, at plan.limit_s
     while not receiver.poll(_POLL_S):
-        if (danger := _danger(watch.sample())) is not None:
-            return Failed(setting, "host_protected", danger)
+        for what, (free, total) in watch.sample().items():
+            if free < min(_KEEP_FREE_RATIO * total, _KEEP_FREE_BYTES):
+                text = f"ended to protect the host: {what} had {size(free)} of {size(total)} left"
+                return Failed(setting, "host_protected", text)
         if time.perf_counter() >= deadline:
             return Failed(setting, "timeout", f"nothing measured within {plan.limit_s:.0f} s")
     try:
@@ -97,39 +99,26 @@ def _answer(receiver: Connection, watch: _Watch, setting: Setting, plan: Plan) -
     return answer
 
 
-def _danger(now: Room) -> str | None:
-    for what, (free, total) in now.items():
-        if free < min(_KEEP_FREE_RATIO * total, _KEEP_FREE_BYTES):
-            return f"ended to protect the host: {what} had {size(free)} of {size(total)} left"
-    return None
-
-
 class _Watch:
-    """Samples what a trial takes; `usage` is the most so far."""
+    """Samples what a trial takes; `most` is the most so far, by the fields of `Usage`."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._memory_due, self.usage = pid, 0.0, Usage()
+        self._pid, self._memory_due, self.most = pid, 0.0, dict[str, int]()
         self._shm = Path(f"/proc/{pid}/root/dev/shm")
         self._begun = room(self._shm)
 
     def sample(self) -> Room:
-        free, most = room(self._shm), self.usage
+        free, now, used = room(self._shm), time.perf_counter(), dict[str, int]()
         if "/dev/shm" in free and "/dev/shm" in self._begun:
-            taken = self._begun["/dev/shm"][0] - free["/dev/shm"][0]
-            most = replace(most, shm_bytes=max(most.shm_bytes or 0, taken))
-        now = time.perf_counter()
+            used["shm_bytes"] = self._begun["/dev/shm"][0] - free["/dev/shm"][0]
         if now >= self._memory_due:
-            resident, private = _memory_of(self._pid)
-            workers = [_memory_of(pid)[1] for pid in descendants(self._pid)]
-            most = replace(
-                most,
-                main_rss_bytes=max(most.main_rss_bytes or 0, resident) or None,
-                main_private_bytes=max(most.main_private_bytes or 0, private) or None,
-                worker_private_bytes=max([most.worker_private_bytes or 0, *workers]) or None,
-            )
-            spent = time.perf_counter() - now
-            self._memory_due = now + max(_MEMORY_EVERY_S, 20 * spent)  # at most 5% of a core
-        self.usage = most
+            (resident, private), *workers = map(_memory_of, (self._pid, *descendants(self._pid)))
+            largest = max((own for _, own in workers), default=0)
+            found = {"main_rss_bytes": resident, "main_private_bytes": private, "worker_private_bytes": largest}
+            used |= {name: count for name, count in found.items() if count}
+            self._memory_due = now + max(_MEMORY_EVERY_S, 20 * (time.perf_counter() - now))  # at most 5% of a core
+        for name, count in used.items():
+            self.most[name] = max(count, self.most.get(name, 0))
         return free
 
 
@@ -191,12 +180,10 @@ def _end(process: BaseProcess, at_once: bool) -> None:
     if not at_once:
         process.join(_END_WAIT_S)
     others = descendants(process.pid)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()  # it may not have reached setsid yet
+    process.kill()
     process.join()
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # workers that lived on
+    with suppress(ProcessLookupError, PermissionError):  # it had not reached setsid yet, or left none
+        os.killpg(process.pid, signal.SIGKILL)  # its workers
     deadline = time.perf_counter() + _END_WAIT_S
     while any(found.alive for pid in others if (found := optional(stat, pid))) and time.perf_counter() < deadline:
         time.sleep(0.01)

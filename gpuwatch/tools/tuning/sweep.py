@@ -67,7 +67,7 @@ class Sweep:
             "take one batch from it without gpuwatch to see more"
         )
 
-    def _try(self, setting: Setting, second_pass: bool = False) -> Row:
+    def _try(self, setting: Setting) -> Row:
         """Try a setting unless a forecast, or the budget, forbids it."""
         for known in self.rows:
             if known.setting == setting and isinstance(known, LeftOut):
@@ -80,7 +80,7 @@ class Sweep:
         if row is None:
             measure_s = min(2.0, max(0.3, budget_s / 20))
             limit_s = min(remaining_s, max(budget_s / 3, 3 * needs_s))
-            row = self.measure(setting, Plan(measure_s, limit_s, second_pass, seed=len(self.rows)))
+            row = self.measure(setting, Plan(measure_s, limit_s, seed=len(self.rows)))
         self.rows.append(row)
         self.progress(row)
         return row
@@ -149,7 +149,7 @@ class Sweep:
                 setting = row.setting
                 self.notes.append(f"pin_memory: a copy to the GPU {duration(best.copy_s)} → {duration(row.copy_s)}")
         if setting.num_workers and "persistent_workers" in self.takes:
-            row = self._try(replace(setting, persistent_workers=True), second_pass=True)
+            row = self._try(replace(setting, persistent_workers=True))
             if isinstance(row, Measured) and row.second_first_batch_s is not None:
                 again, first = row.second_first_batch_s, row.first_batch_s
                 if again < 0.8 * first and first - again >= 0.01:

@@ -25,7 +25,6 @@ from gpuwatch.tools.tuning.result import Measured, Setting
 from gpuwatch.tools.tuning.target import Target
 
 _FEWEST_CYCLES, _CYCLES_FOR_A_SPREAD = 3, 4
-_MOST_PASSES = 1000
 _COPIES = 20
 
 
@@ -33,7 +32,6 @@ _COPIES = 20
 class Plan:
     measure_s: float
     limit_s: float
-    second_pass: bool = False  # start a second pass, to time its first batch
     seed: int = 0  # another one for each trial: in the same order its files would be in the page cache
 
 
@@ -80,12 +78,9 @@ def descendants(pid: int) -> list[int]:
     return found + [each for child in found for each in descendants(child)]
 
 
-@dataclass
 class _Counters:
-    at_s: float = field(default_factory=time.perf_counter)
-    main_s: float = field(default_factory=time.process_time)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.at_s, self.main_s = time.perf_counter(), time.process_time()
         workers = descendants(os.getpid())
         pids = [os.getpid(), *workers]
         self.worker_s = {pid: found.cpu_s for pid, found in by_pid(stat, workers).items()}
@@ -115,7 +110,7 @@ def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Meas
             **vars(found),
             batch_bytes=run.batch_bytes,
             shared_bytes=run.shared_bytes,
-            second_first_batch_s=_second_first_batch_s(loader, run, found.batch_s) if plan.second_pass else None,
+            second_first_batch_s=_second_first_batch_s(loader, run, found.batch_s),
             copy_s=copy_s,
             **run.use(),
         )
@@ -142,7 +137,7 @@ class _Run:
         begun = now = time.perf_counter()
         uncounted = warm_up(self.setting.num_workers, self.setting.batches_ahead)
         over = False
-        while not over and len(self.passes) < _MOST_PASSES:
+        while not over:
             started = now
             try:
                 self.iterator = iter(loader)
@@ -206,13 +201,14 @@ class _Run:
 
 
 def _second_first_batch_s(loader: Any, run: _Run, batch_s: float) -> float | None:
-    """Return the time from a second `iter()` to its first batch.
+    """Return the time from a second `iter()` to its first batch; None without persistent workers, or time for it.
 
     The first pass was left early, and persistent workers finish their prefetched batches before they start the next
     pass, as they do not have to after a complete pass. So the time for that is waited out first.
     """
     remaining_s = max(run.setting.batches_ahead, run.setting.num_workers) * batch_s
-    if time.perf_counter() + 2 * remaining_s + 2 * run.first_batch_s >= run.deadline:
+    is_late = time.perf_counter() + 2 * remaining_s + 2 * run.first_batch_s >= run.deadline
+    if is_late or not run.setting.persistent_workers:
         return None
     time.sleep(1.2 * remaining_s)
     run.last_batch = run.iterator = None  # ends the old workers, unless they are persistent

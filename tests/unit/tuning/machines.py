@@ -69,7 +69,7 @@ class Machine:
             main_cpu_ratio=self.main_cpu if workers else cores,
             cpu_demand_ratio=min(1.0, cores / max(1, workers)),
             worker_cpu_ratio=cores / workers if workers else None,
-            second_first_batch_s=self.second_first_batch_s if plan.second_pass else None,
+            second_first_batch_s=self.second_first_batch_s if setting.persistent_workers else None,
             copy_s=self.copy_s(setting),
             usage=Usage(
                 main_rss_bytes=300 * MIB,
