@@ -24,7 +24,7 @@ from gpuwatch.host.proc import by_pid, cpu_times_s, io_bytes, run_queue_s, stat,
 from gpuwatch.tools.tuning.result import Measured, Setting
 from gpuwatch.tools.tuning.target import Target
 
-_FEWEST_CYCLES, _CYCLES_FOR_A_SPREAD = 3, 4
+_FEWEST_CYCLES, _MOST_CYCLES, _CYCLES_FOR_A_SPREAD = 3, 100_000, 4
 _COPIES = 20
 
 
@@ -129,6 +129,8 @@ class _Run:
     passes: list[list[float]] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)
     iterator: Iterator[Any] | None = None
+    _cycles: int = 0
+    _counted_s: float = 0.0
     _since: _Counters | None = None
     _until: _Counters | None = None
 
@@ -174,8 +176,10 @@ class _Run:
         length = max(1, self.setting.num_workers)
         if len(arrivals) <= uncounted or (len(arrivals) - uncounted) % length:
             return False
-        cycles = cycles_s(self.passes, self.setting.num_workers, self.setting.batches_ahead)
-        return len(cycles) >= _FEWEST_CYCLES and sum(cycles) * length >= self.plan.measure_s
+        self._cycles += 1
+        self._counted_s += arrivals[-1] - arrivals[-1 - length]
+        long_enough = self._counted_s >= self.plan.measure_s or self._cycles >= _MOST_CYCLES
+        return self._cycles >= _FEWEST_CYCLES and long_enough
 
     def use(self) -> dict[str, Any]:
         """Return CPU and reads over the counted time, as far as it was long enough to measure them."""
