@@ -86,19 +86,18 @@ def feeds(row: Measured, step_s: float) -> bool:
 
 
 def choose(rows: Sequence[Row], step_s: float | None) -> Measured | None:
-    """Return the smallest setting that is good enough; None where nothing was measured."""
+    """Return the smallest setting that feeds the step; if none does, or without a step, that is within 5% of the best.
+
+    None where nothing was measured.
+    """
     done = sorted(measured(rows), key=lambda row: (row.setting.num_workers, row.setting.prefetch_factor or 0))
-    return next((row for row in done if _good_enough(row, done, step_s)), None)
-
-
-def _good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) -> bool:
-    """Return whether a setting feeds the step; if none does, or without a step, whether it is within 5% of the best."""
-    if step_s is not None and any(feeds(other, step_s) for other in done):
-        return feeds(row, step_s)
-    if step_s is None and row.setting.num_workers == 0:
-        others = [other.batch_s for other in done if other.setting.num_workers]
-        return not others or row.batch_s <= _ALONE_FASTER * min(others)
-    return cost_s(row, step_s) <= (1 + WORTH) * min(cost_s(other, step_s) for other in done)
+    if step_s is not None and (enough := next((row for row in done if feeds(row, step_s)), None)) is not None:
+        return enough
+    working = [row for row in done if row.setting.num_workers]
+    if step_s is None and working and done[0].batch_s > _ALONE_FASTER * min(row.batch_s for row in working):
+        done = working
+    least_s = min((cost_s(row, step_s) for row in done), default=0.0)
+    return next((row for row in done if cost_s(row, step_s) <= (1 + WORTH) * least_s), None)
 
 
 def saturated(done: Sequence[Measured], step_s: float | None) -> bool:
@@ -173,7 +172,8 @@ def why(rows: Sequence[Row], chosen: Measured, step_s: float | None, cores: int,
             gain = 1 - above.batch_s / chosen.batch_s
             gained = "gains nothing more" if gain < WORTH else f"gains {percent(gain)}"
             more = f"; {above.setting.num_workers} {gained}: {limit(rows, cores)}"
-        return f"{name} is the smallest within 5% of the best ({every}, {chosen.batches_per_s:.3g} a second){more}"
+        best = "the best with workers" if done[0].batch_s < chosen.batch_s else "the best"
+        return f"{name} is the smallest within 5% of {best} ({every}, {chosen.batches_per_s:.3g} a second){more}"
     step = duration(step_s)
     if feeds(chosen, step_s):
         below = next((row for row in reversed(done) if row.setting.num_workers < workers), None)

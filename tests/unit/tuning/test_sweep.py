@@ -114,6 +114,20 @@ def test_without_a_step_the_smallest_within_five_percent_of_the_best_is_taken() 
     assert "8 gains nothing more" in result.why
 
 
+def test_without_a_step_a_worker_that_makes_batches_a_little_slower_is_taken() -> None:
+    """It was neither that one, as 0 is faster, nor 0, as that is not much faster: "fails with every setting tried"."""
+    machine = Machine(0.1)
+
+    def measure(setting: Setting, plan: Plan) -> Measured | Failed:
+        row = machine.measure(setting, plan)
+        assert isinstance(row, Measured)
+        return replace(row, batch_s=0.1 if setting.num_workers else 0.09)
+
+    result = machine.sweeping(**goal(None), measure=measure, clock=lambda: 0.0).run()
+    assert result.chosen == Setting(1, 2)
+    assert result.why.startswith("num_workers=1 is the smallest within 5% of the best with workers")
+
+
 def test_nothing_is_tried_that_could_fill_dev_shm() -> None:
     machine = Machine(0.5, shm_bytes=64 * MIB, batch_bytes=4 * MIB)
     result = machine.sweep(**goal(0.04, takes=WORKERS_ALONE))
