@@ -4,10 +4,8 @@ A check is a function of `Machine` that returns an `Outcome`. Adding one is a fu
 """
 
 import textwrap
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -59,19 +57,18 @@ CHECKS: tuple[Check, ...] = (
 
 def examine(machine: Machine, checks: Sequence[Check] = CHECKS, deadline_s: float = DEADLINE_S) -> list[Outcome]:
     """Return all checks' results, in order. They run at once: one that hangs or crashes is a result and delays none."""
-    deadline = time.perf_counter() + deadline_s
     running = [(group, name, in_background(partial(check, machine))) for group, name, check in checks]
-    return [replace(_outcome(future, deadline, deadline_s), group=group, name=name) for group, name, future in running]
+    wait([future for _, _, future in running], deadline_s)
+    return [replace(_outcome(future, deadline_s), group=group, name=name) for group, name, future in running]
 
 
-def _outcome(future: Future[Outcome], deadline: float, deadline_s: float) -> Outcome:
-    try:
-        return future.result(max(0.0, deadline - time.perf_counter()))
-    except FutureTimeout:
+def _outcome(future: Future[Outcome], deadline_s: float) -> Outcome:
+    if not future.done():
         hangs = "a driver, a disk or a name server that it reads hangs; see dmesg"
         return problem(f"no result within {deadline_s:g} s", hangs)
-    except Exception as error:
+    if (error := future.exception()) is not None:
         return warning(f"the check itself failed: {type(error).__name__}: {error}", "please report this line")
+    return future.result()
 
 
 def as_text(checks: Sequence[Outcome], title: str, columns: int | None = None) -> str:
