@@ -2,10 +2,11 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 from typer import Context, Option
 
-from gpuwatch.commands.options import History, Http, Listen
-from gpuwatch.config import HTTP, AgentSettings, Config, read_config, section
+from gpuwatch.commands.options import History, Http, Listen, settings_of
+from gpuwatch.config import HTTP, AgentSettings, section
 from gpuwatch.errors import require
 
 _CONFIG = "Configuration file (TOML). Options on the command line override it."
@@ -20,7 +21,6 @@ _WEB = "File with TLS settings and passwords, in the format of Prometheus export
 _API_TOKEN = "File with the API's bearer token, created if missing. Required when not listening on loopback."
 _TOKEN = "File with the token that hooks need over TCP, created if missing."
 _OTLP = "OpenTelemetry collector to push metrics and findings to (OTLP/HTTP), e.g. http://127.0.0.1:4318 (docs/deploy/otlp.md)."
-_OTLP_EVERY = "Seconds between two pushes to --otlp."
 _OWN = AgentSettings()
 
 
@@ -46,7 +46,7 @@ def agent(
     api_token_file: Annotated[Path | None, Option(help=_API_TOKEN, envvar="GPUWATCH_API_TOKEN_FILE")] = None,
     token_file: Annotated[Path | None, Option(help=_TOKEN, envvar="GPUWATCH_TOKEN_FILE")] = None,
     otlp: Annotated[str | None, Option(help=_OTLP, envvar="GPUWATCH_OTLP")] = None,
-    otlp_every_s: Annotated[float, Option(help=_OTLP_EVERY)] = _OWN.otlp_every_s,
+    otlp_every_s: Annotated[float, Option(help="Seconds between two pushes to --otlp.")] = _OWN.otlp_every_s,
 ) -> None:
     """Receive the hooks' messages, sample the node once a second, and serve Prometheus metrics and the JSON API.
 
@@ -55,11 +55,9 @@ def agent(
     """
     for module in ("prometheus_client", "starlette", "uvicorn", "pynvml"):
         require(module, "agent")
-    from msgspec.structs import replace
-
     from gpuwatch_agent.__main__ import go_on_as_agent
 
-    settings = read_config(config) if config is not None else Config()
+    settings = settings_of(config)
     # What the command line and the environment give overrides the [agent] section.
     keys, source = AgentSettings.__struct_fields__, context.get_parameter_source
     given = {key: context.params[key] for key in keys if getattr(source(key), "name", "DEFAULT") != "DEFAULT"}

@@ -28,7 +28,7 @@ Runbooks = Annotated[str, Option(help=_RUNBOOKS, show_default=False)]
 Json = Annotated[bool, Option("--json", help="Print JSON; the guide of the command describes its fields.")]
 
 
-def settings_of(config: Path | None, runbooks: str) -> Config:
+def settings_of(config: Path | None, runbooks: str = "") -> Config:
     """Return a file's settings, the defaults without one; with another URL of the runbooks where one is given."""
     settings = read_config(config) if config is not None else Config()
     if not runbooks:
