@@ -35,8 +35,7 @@ def demo(
         raise ConfigError(f"--bottleneck {bottleneck}: no such bottleneck; choose one of {', '.join(BOTTLENECKS)}")
     if find_spec("torch") is None:
         raise ConfigError("the demo trains with PyTorch, which is not installed: pip install torch")
-    options = ["--bottleneck", bottleneck, "--seconds", str(seconds)]
-    command = [sys.executable, "-m", "gpuwatch.tools.demo_training", *options]
+    command = [sys.executable, "-m", "gpuwatch.tools.demo_training", bottleneck, str(seconds)]
     with tempfile.TemporaryDirectory(prefix="gpuwatch-demo-") as directory:
         endpoint = f"ipc://{directory}/hook.sock"
         http, port = f"127.0.0.1:{free_port(9478)}", free_port(8501)
@@ -45,7 +44,7 @@ def demo(
             typer.echo(f"A training with the bottleneck '{bottleneck}' runs for {seconds:.0f} s. Live verdicts:")
             environment = {"GPUWATCH_ENDPOINT": endpoint, "GPUWATCH_RUN": f"demo-{bottleneck}"}
             if bottleneck == "crash":
-                command += ["--checkpoint", f"{directory}/checkpoint.pt"]
+                command.append(f"{directory}/checkpoint.pt")
                 environment["GPUWATCH_JOB"] = f"demo-{bottleneck}"
             with running(command, environment) as training:
                 _print_verdicts(training, agent_url, time.monotonic())

@@ -1,13 +1,13 @@
-"""The demo's training: a small network on synthetic images, with one bottleneck. Run by `gpuwatch demo`.
+"""The demo's training: a small network on synthetic images, with one bottleneck. `gpuwatch demo` runs it.
 
 All of it is real work: the loader decodes and augments, the model learns, batches pass through /dev/shm. The bottleneck
 comes from how the loop is written, as in a user's script.
 """
 
-import argparse
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -170,14 +170,10 @@ BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="gpuwatch.tools.demo_training")
-    parser.add_argument("--bottleneck", choices=sorted(BOTTLENECKS), default="input")
-    parser.add_argument("--seconds", type=float, default=40.0)
-    parser.add_argument("--checkpoint", type=Path)
-    arguments = parser.parse_args()
-    train, network_width = BOTTLENECKS[arguments.bottleneck]
-    Training.checkpoint = arguments.checkpoint
-    if arguments.checkpoint is None:
-        train(Training(arguments.seconds, network_width))
+    bottleneck, seconds, *checkpoint = sys.argv[1:]
+    train, network_width = BOTTLENECKS[bottleneck]
+    if not checkpoint:
+        train(Training(float(seconds), network_width))
     elif fork_attempts():
-        train(Training(arguments.seconds / _ATTEMPTS, network_width))
+        Training.checkpoint = Path(checkpoint[0])
+        train(Training(float(seconds) / _ATTEMPTS, network_width))
