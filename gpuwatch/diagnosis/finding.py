@@ -9,7 +9,7 @@ import msgspec
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import RankFacts, Window
-from gpuwatch.formatting import harmless, percent, size
+from gpuwatch.formatting import duration, harmless, percent, size
 from gpuwatch.host.frames import Place
 
 Severity = Literal["info", "warning", "critical"]
@@ -91,19 +91,19 @@ class RankSummary(msgspec.Struct, frozen=True):
     """The reasons for its wait for data, and for its own time after it, as far as a rule found them."""
 
 
-def measured(what: str, ratio: float | None, text: str) -> list[Evidence]:
-    """Return a share (0–1) as evidence, with `{}` in its text replaced by it; nothing where it was not measured."""
-    return [] if ratio is None else [Evidence(what, ratio, "ratio", text.format(percent(ratio)))]
+_SHOWN = {"ratio": percent, "s": duration, "bytes": size}
+
+
+def measured(
+    what: str, value: float | None, text: str, unit: Literal["ratio", "s", "bytes"] = "ratio"
+) -> list[Evidence]:
+    """Return a value as evidence, with `{}` in its text replaced by it; nothing where it was not measured."""
+    return [] if value is None else [Evidence(what, value, unit, text.format(_SHOWN[unit](value)))]
 
 
 def place_evidence(place: Place | None, what: str = "a fetch") -> list[Evidence]:
     """Return the user's own function in which the training thread was most often."""
     return [] if place is None else measured("hottest function", place.ratio, f"{{}} of {what} is in {place}")
-
-
-def sized(what: str, count: int | None, text: str) -> list[Evidence]:
-    """Return a number of bytes as evidence in the same way."""
-    return [] if count is None else [Evidence(what, count, "bytes", text.format(size(count)))]
 
 
 def speedup_without(share: float) -> float | None:

@@ -1,6 +1,7 @@
 """Where a device's time goes besides input waits: copies, host code, read-backs, compute, phases; driver reports."""
 
 from functools import partial
+from operator import itemgetter
 
 from gpuwatch.diagnosis.finding import Evidence, Finding, found, lone, measured, place_evidence, speedup_without
 from gpuwatch.diagnosis.rules.input import python_in_steps
@@ -285,24 +286,19 @@ _THROTTLED = {
 def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a GPU is throttled ≥ `throttled_share` of the time, and the run computes for half of its time or
     more."""
-    worst = [*_THROTTLED]
-    shares = [
-        (worst.index(reason), -share, gpu.gpu, reason)
-        for gpu in window.gpus
-        for reason, share in (gpu.throttled or {}).items()
-        if share >= thresholds.throttled_share
-    ]
-    if not shares or window.share(COMPUTE) < 0.5:
-        return None
-    _, negative, gpu, reason = min(shares)
-    text = f"GPU {gpu} was throttled {{}} of the time (reason: {reason})"
-    return found(
-        f"the clocks of GPU {gpu} are throttled ({reason})",
-        min(1.0, -negative),
-        *measured(f"throttled by {reason}", -negative, text),
-        severity="info" if reason == "power" else "warning",
-        advice=_THROTTLED[reason],
-    )
+    for reason, advice in _THROTTLED.items() if window.share(COMPUTE) >= 0.5 else ():
+        shares = [(gpu.throttled[reason], gpu.gpu) for gpu in window.gpus if gpu.throttled and reason in gpu.throttled]
+        share, gpu = max(shares, key=itemgetter(0), default=(-1.0, ""))
+        if share >= thresholds.throttled_share:
+            text = f"GPU {gpu} was throttled {{}} of the time (reason: {reason})"
+            return found(
+                f"the clocks of GPU {gpu} are throttled ({reason})",
+                min(1.0, share),
+                *measured(f"throttled by {reason}", share, text),
+                severity="info" if reason == "power" else "warning",
+                advice=advice,
+            )
+    return None
 
 
 @lone("end the process that holds it, or release the GPU to the scheduler", alert="GpuHeldIdle")
@@ -336,13 +332,14 @@ def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
         share = trend.growth_bytes / trend.total_bytes
         if trend.span_s < thresholds.memory_creep_s or share < thresholds.memory_creep_share:
             continue
-        grown = f"memory use of GPU {gpu.gpu} grew by {size(trend.growth_bytes)} in {duration(trend.span_s)}: {trend.rises} increases, no decrease"
-        evidence = [
-            Evidence("growth", trend.growth_bytes, "bytes", grown),
-            Evidence("share", share, "ratio", f"the growth is {percent(share)} of its memory"),
-        ]
-        if gpu.memory_used_bytes is not None:
-            until_s = (trend.total_bytes - gpu.memory_used_bytes) / (trend.growth_bytes / trend.span_s)
-            evidence.append(Evidence("full in", until_s, "s", f"at this rate it is full in {duration(until_s)}"))
-        return found(f"the memory use of GPU {gpu.gpu} keeps growing", min(1.0, share), *evidence)
+        grown = f"memory use of GPU {gpu.gpu} grew by {{}} in {duration(trend.span_s)}: {trend.rises} increases, no decrease"
+        left_bytes = None if gpu.memory_used_bytes is None else trend.total_bytes - gpu.memory_used_bytes
+        until_s = None if left_bytes is None else left_bytes / (trend.growth_bytes / trend.span_s)
+        return found(
+            f"the memory use of GPU {gpu.gpu} keeps growing",
+            min(1.0, share),
+            *measured("growth", trend.growth_bytes, grown, "bytes"),
+            *measured("share", share, "the growth is {} of its memory"),
+            *measured("full in", until_s, "at this rate it is full in {}", "s"),
+        )
     return None

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from functools import partial
 from signal import SIGBUS, SIGKILL, Signals
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, found, lone, sized
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, lone, measured
 from gpuwatch.diagnosis.prediction import fewer_workers, larger_shm, more_memory, prefetch_of, queues_bytes
 from gpuwatch.diagnosis.thresholds import Thresholds
-from gpuwatch.diagnosis.window import MemoryKills, Window
+from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import percent, size
 from gpuwatch.wire import WorkerDeath
 
@@ -38,7 +38,7 @@ def _bus_error(window: Window, death: WorkerDeath) -> tuple[str, str]:
     title, queued = "a loader worker was killed by a bus error: /dev/shm was full", queues_bytes(window)
     if not queued or window.loader.batch_bytes is None:
         return title, LARGER_SHM
-    room, used, free = _shm(window, death)
+    (room, used), free = _shm(window, death), death.shm_free_bytes
     full = bool(room and free is not None and free < _FULL * room)
     queued += window.loader.batch_bytes * window.local_world_size  # and one being made
     needed = max(queued, used or 0)
@@ -58,15 +58,10 @@ def _queues(window: Window) -> str:
     return f"{loader.num_workers} workers × {prefetch_of(loader)} batches of {size(loader.batch_bytes or 0)}"
 
 
-def _shm(window: Window, death: WorkerDeath) -> tuple[int | None, int | None, int | None]:
-    """Return (size, highest use seen, free right after) of the run's own /dev/shm, each None where not known.
-
-    The node's is a different one if the run had its own, which is gone with the run.
-    """
-    room, used = window.host.shm_size_bytes, window.host.shm_used_bytes
-    if death.shm_size_bytes is not None and death.shm_size_bytes != room:
-        return death.shm_size_bytes, None, death.shm_free_bytes
-    return room, used, death.shm_free_bytes
+def _shm(window: Window, death: WorkerDeath) -> tuple[int | None, int | None]:
+    """Return size and highest use of the run's own /dev/shm, None where not known: it may have gone with the run."""
+    is_nodes = death.shm_size_bytes in (None, window.host.shm_size_bytes)
+    return (window.host.shm_size_bytes, window.host.shm_used_bytes) if is_nodes else (death.shm_size_bytes, None)
 
 
 def _killed(window: Window, death: WorkerDeath) -> tuple[str, str]:
@@ -96,11 +91,12 @@ def _evidence(window: Window, first: WorkerDeath) -> Iterator[Evidence]:
         limited = "" if limit is None else f"; its cgroup is limited to {size(limit)}"
         text = f"the OOM killer killed {_processes(first.oom_kills)} at that time (oom_kill){limited}"
         yield Evidence("oom kills", first.oom_kills, "", text)
-    room, used, free = _shm(window, first)
+    room, used = _shm(window, first)
     if first.signal == SIGBUS and room:
         after = "" if used is None else f", at most {size(used)} of it used"
-        after = after if free is None else f", {size(free)} of it free right afterwards"
-        yield from sized("shm size", room, f"/dev/shm has {{}}{after}")
+        if first.shm_free_bytes is not None:
+            after = f", {size(first.shm_free_bytes)} of it free right afterwards"
+        yield from measured("shm size", room, f"/dev/shm has {{}}{after}", "bytes")
 
 
 def _processes(count: int) -> str:
@@ -117,33 +113,27 @@ def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
     oom = window.oom
     if oom is None or window.worker_deaths:
         return None
+    where, limit, used, own = _WHERE[oom.where], oom.limit_bytes, oom.used_bytes, oom.resident_bytes
     title = "the training process was killed by the OOM killer"
     if oom.where != "group" or window.world_size > 1:  # the kernel may have killed another rank, or another program
-        title = f"the training process is gone, and the OOM killer was active {_WHERE[oom.where]}"
-    advice = f"{_less(window, oom)}; or {more_memory(oom.limit_bytes)}"
-    return found(title, 1.0, *_kill_evidence(oom), severity="critical", advice=advice)
-
-
-def _kill_evidence(oom: MemoryKills) -> list[Evidence]:
-    text = f"the OOM killer killed {_processes(oom.kills)} {_WHERE[oom.where]} since the run's last message (oom_kill)"
-    used, limit = oom.used_bytes, oom.limit_bytes
-    share = f", {percent(used / limit)} of the limit" if used is not None and limit else ""
-    return [
-        Evidence("oom kills", oom.kills, "", text),
-        *sized("memory limit", oom.limit_bytes, "its cgroup is limited to {}"),
-        *sized("memory used", oom.used_bytes, f"{{}} were in use at the last sample{share}"),
-        *sized("memory peak", oom.peak_bytes, "the peak was {}"),
-        *sized("resident memory", oom.resident_bytes, "the training process alone used {} at the last sample"),
-    ]
-
-
-def _less(window: Window, oom: MemoryKills) -> str:
-    own, used = oom.resident_bytes, oom.used_bytes
+        title = f"the training process is gone, and the OOM killer was active {where}"
+    less = f"{fewer_workers(window)}, prefetch_factor=1 or smaller batches"
     # A sample from long before the limit was reached does not show what has grown since.
-    near = used is not None and (oom.limit_bytes is None or used >= _MOST * oom.limit_bytes)
-    if own is not None and used is not None and near and own >= _MOST * used:
-        return "reduce the memory of the training process (dataset caches, accumulated results), or use smaller batches"
-    return f"{fewer_workers(window)}, prefetch_factor=1 or smaller batches"
+    if used is not None and own is not None and used >= _MOST * (limit or 0) and own >= _MOST * used:
+        less = "reduce the memory of the training process (dataset caches, accumulated results), or use smaller batches"
+    text = f"the OOM killer killed {_processes(oom.kills)} {where} since the run's last message (oom_kill)"
+    share = f", {percent(used / limit)} of the limit" if used is not None and limit else ""
+    return found(
+        title,
+        1.0,
+        Evidence("oom kills", oom.kills, "", text),
+        *measured("memory limit", limit, "its cgroup is limited to {}", "bytes"),
+        *measured("memory used", used, f"{{}} were in use at the last sample{share}", "bytes"),
+        *measured("memory peak", oom.peak_bytes, "the peak was {}", "bytes"),
+        *measured("resident memory", own, "the training process alone used {} at the last sample", "bytes"),
+        severity="critical",
+        advice=f"{less}; or {more_memory(limit)}",
+    )
 
 
 @lone("lower num_workers or prefetch_factor, or enlarge /dev/shm", explains=("stalled",), alert="ShmForecast")

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, lone
+from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, lone, measured
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
@@ -21,10 +21,6 @@ _WHERE = {
 }
 
 _LATE_SHOWN, _RANKS_SHOWN = 3, 8
-
-
-def _no_step(seconds: float) -> Evidence:
-    return Evidence("no step", seconds, "s", f"no step for {duration(seconds)}")
 
 
 @lone("capture the stacks of the rank that the others wait for", stacks="all ranks", alert="RunStalled")
@@ -41,7 +37,7 @@ def stalled(window: Window, thresholds: Thresholds) -> Finding | None:
     return found(
         f"training makes no progress{'' if late is None else f': the other ranks wait for rank {late}'}",
         max(window.share(STALLED), 0.01),
-        _no_step(window.stalled_s),
+        *measured("no step", window.stalled_s, "no step for {}", "s"),
         *waited_for,
         *([Evidence("activity", 1, "", where)] if window.activity in _WHERE else []),
         severity="info" if window.may_wait_for_phase else "critical",
@@ -97,8 +93,8 @@ def hung(window: Window, thresholds: Thresholds) -> Finding | None:
         return found(
             "training hangs: the GPU is busy but does no work",
             1.0,
-            _no_step(window.stalled_s or 0.0),
-            Evidence("utilization", busy, "ratio", f"GPU {gpu.gpu} shows {percent(busy)} utilisation"),
+            *measured("no step", window.stalled_s, "no step for {}", "s"),
+            *measured("utilization", busy, f"GPU {gpu.gpu} shows {{}} utilisation"),
             Evidence("power", fallen, "ratio", text),
             *_waited_for(window)[1],
             severity="critical",
@@ -132,14 +128,14 @@ def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | Non
         gain = min(gain, job.trained_s / max(1e-9, job.trained_s - job.repeated_s))
     if gain < 1 + thresholds.checkpoint_gain:
         return None
-    back_s, repeated_s = job.restart_s / count, [] if job.repeated_s is None else [job.repeated_s / count]
+    repeated_s = None if job.repeated_s is None else job.repeated_s / count
     return found(
         f"checkpoints are too {'rare' if best_s < now_s else 'frequent'} for a job that is interrupted every {duration(mean_s)}",
         1 - 1 / gain,
         Evidence("interval", now_s, "s", f"a checkpoint is saved every {duration(now_s)} and takes {duration(cost_s)}"),
         Evidence("interruptions", count, "", f"{count} interruptions in {duration(job.alive_s)}"),
-        Evidence("restart", back_s, "s", f"each recovery took {duration(back_s)}"),
-        *(Evidence("repeated", s, "s", f"each interruption repeated {duration(s)} of steps") for s in repeated_s),
+        *measured("restart", job.restart_s / count, "each recovery took {}", "s"),
+        *measured("repeated", repeated_s, "each interruption repeated {} of steps", "s"),
         advice=f"save every {duration(best_s)} instead of every {duration(now_s)}",
         predicted_speedup=round(gain, 2),
         predicted_range=(round(max(1.0, min(gain, *gains)), 2), round(max(gain, *gains), 2)),
