@@ -41,10 +41,15 @@ class StepColumns(msgspec.Struct, frozen=True):
         return len(self.data_wait_s)
 
     @property
+    def step_s(self) -> list[float]:
+        """Return how long each step took, with the wait for its batch."""
+        return [*map(sum, zip(self.data_wait_s, self.transfer_s, self.compute_s, strict=True))]
+
+    @property
     def mean_pass_s(self) -> float | None:
         """Return the mean time of a pass; None with fewer than two first batches."""
-        firsts, columns = sum(self.epoch_start), (self.data_wait_s, self.transfer_s, self.compute_s)
-        return sum(map(sum, columns)) / firsts if firsts > 1 else None
+        firsts = sum(self.epoch_start)
+        return sum(self.step_s) / firsts if firsts > 1 else None
 
     def mean(self, part: slice = slice(None)) -> MeanStep:
         """Return the mean of these steps but first batches, whose wait is the start of the pass."""

@@ -83,7 +83,7 @@ def recent_view(run: Run, window: Window) -> api.Recent | None:
     steps = run.steps
     if not window.states_s or not steps:
         return None
-    totals = sorted(map(sum, zip(steps.data_wait_s, steps.transfer_s, steps.compute_s, strict=True)))
+    totals = sorted(steps.step_s)
     # Steps are kept for a minute, or up to a maximum: the rate is over their own span.
     span_s = max((steps.end_ns[-1] - steps.end_ns[0]) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
     _, _, now, then = run.recent()

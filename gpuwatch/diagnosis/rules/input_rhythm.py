@@ -83,7 +83,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     later = [*steps.later((steps.data_wait_s,))[0]]
     normal, pause = median(later or [0.0]), median(firsts)
     lost = sum(max(0.0, first - normal) for first in firsts)
-    whole = sum(steps.data_wait_s) + sum(steps.transfer_s) + sum(steps.compute_s)
+    whole = sum(steps.step_s)
     share = lost / whole if whole > 0 else 0.0
     first = f"the first batch of a pass takes {duration(pause)}, later ones {duration(normal)} (medians)"
     severity: Severity = thresholds.severity(share)

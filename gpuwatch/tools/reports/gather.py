@@ -133,23 +133,20 @@ def _columns(taken: LastSteps) -> StepColumns:
 
 
 def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatistics | None:
-    parts = zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, columns.epoch_start, strict=True)
-    kept = [(wait, copy, rest) for wait, copy, rest, first in parts if not first]
-    if not kept:
+    mean, totals = columns.mean(), [*columns.later([columns.step_s])[0]]
+    if not totals:
         return None
-    totals = [sum(each) for each in kept]
     ordered, blocks = sorted(totals), block_means(totals)
-    wait_s, transfer_s, compute_s = (fmean(column) for column in zip(*kept, strict=True))
     return model.StepStatistics(
-        measured=len(totals),
+        measured=mean.steps,
         mean_s=fmean(totals),
         mean_interval_s=mean_interval(blocks),
         median_s=median(ordered),
         p05_s=percentile(ordered, 5),
         p95_s=percentile(ordered, 95),
-        data_wait_s=wait_s,
-        transfer_s=transfer_s,
-        compute_s=compute_s,
+        data_wait_s=mean.wait_s,
+        transfer_s=mean.copy_s,
+        compute_s=mean.compute_s,
         block_means_s=blocks,
         of_last=of_last,
     )
@@ -179,16 +176,13 @@ def _steps_over_time(found: Steps) -> model.StepsOverTime:
 
 
 def _over_time(source: RunSource, run: str, started_s: float, until_s: float) -> model.LedgerOverTime:
-    """Return the growth of the run's counters, all ranks together, in at most 120 intervals."""
+    """Return the growth of the run's counters from 0, all ranks together, in at most 120 intervals."""
     found = source.series("gpuwatch_run_seconds_total", {"run": run}, started_s, until_s + 2, _POINTS)
     grown: dict[float, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for series in found:
         points = [(at_s, value) for at_s, value in series.points if value is not None]
-        state = series.labels["state"]
-        if points:
-            grown[points[0][0]][state] += points[0][1]  # what had passed before the agent's first sample
-        for (_, before), (at_s, value) in pairwise(points):
-            grown[at_s][state] += max(0.0, value - before)
+        for (_, before), (at_s, value) in pairwise([(started_s, 0.0), *points]):
+            grown[at_s][series.labels["state"]] += max(0.0, value - before)
     ends = [end for end in sorted(grown) if any(grown[end].values())]  # the counters of an ended run no longer grow
     seen = [state for state in RUN_STATES if any(grown[end].get(state) for end in ends)]
     columns = {state: tuple(grown[end].get(state, 0.0) for end in ends) for state in seen}

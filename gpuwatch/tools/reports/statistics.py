@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from math import exp, log, sqrt
 from statistics import fmean, variance
 
-BLOCKS = 20
-_LEAST_BLOCKS = 5
+_BLOCKS, _LEAST_BLOCKS = 20, 5
 _T_975 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
     2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042, 2.040, 2.037, 2.035, 2.032, 2.030, 2.028,
@@ -20,7 +19,7 @@ _T_975 = (
 
 def block_means(values: Sequence[float]) -> tuple[float, ...]:
     """Return the means of up to 20 equal consecutive blocks (the first values may be left out); () for fewer than 5."""
-    count = min(BLOCKS, len(values))
+    count = min(_BLOCKS, len(values))
     if count < _LEAST_BLOCKS:
         return ()
     size = len(values) // count
@@ -29,24 +28,19 @@ def block_means(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def mean_interval(blocks: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95% confidence interval of the mean of these block means; None for fewer than 5."""
-    if len(blocks) < _LEAST_BLOCKS:
+    """Return the 95% confidence interval of the mean of these block means; None without any."""
+    if not blocks:
         return None
     middle = fmean(blocks)
     half = _t(len(blocks) - 1) * sqrt(variance(blocks) / len(blocks))
     return max(0.0, middle - half), middle + half
 
 
-def speedup(before: Sequence[float], after: Sequence[float]) -> tuple[float, tuple[float, float] | None] | None:
-    """Return (how many times faster, its 95% interval): Welch's t on the logarithms of block means; None without any.
-
-    The interval is None with fewer than 5 blocks on either side.
-    """
+def speedup(before: Sequence[float], after: Sequence[float]) -> tuple[float, tuple[float, float]] | None:
+    """Return (how often as fast, its 95% interval): Welch's t on the logarithms of block means; None without any."""
     if not before or not after or min(*before, *after) <= 0:
         return None
     ratio = fmean(before) / fmean(after)
-    if min(len(before), len(after)) < _LEAST_BLOCKS:
-        return ratio, None
     parts = [variance([log(value) for value in side]) / len(side) for side in (before, after)]
     error = sqrt(sum(parts))
     if error == 0:
