@@ -204,15 +204,14 @@ def broken(report: RunReport, gates: list[tuple[str, float]], against: Compariso
     values[STEP] = report.step_time.mean_s if report.step_time else None
     if against is not None and against.speedup is not None:  # no more of it than the interval proves
         values[SLOWER] = 1 / (against.speedup_interval or (0.0, against.speedup))[1] - 1
-    found = [(name, values.get(name), most) for name, most in gates]
-    return [_excess(name, value, most) for name, value, most in found if value is None or value > most]
-
-
-def _excess(name: str, value: float | None, most: float) -> str:
-    text = duration if name == STEP else percent
-    if value is None:
-        return f"{name} was not measured (limit {text(most)})"
-    if name == SLOWER:
-        return f"it is {percent(value)} slower, which is over the limit of {percent(most)}"
-    by = duration(value - most) if name == STEP else f"{(value - most) * 100:.1f} points"
-    return f"{name} is {text(value)}, {by} over the limit of {text(most)}"
+    found = []
+    for name, most in gates:
+        value, text = values.get(name), duration if name == STEP else percent
+        if value is None:
+            found.append(f"{name} was not measured (limit {text(most)})")
+        elif value > most and name == SLOWER:
+            found.append(f"it is {percent(value)} slower, which is over the limit of {percent(most)}")
+        elif value > most:
+            by = duration(value - most) if name == STEP else f"{(value - most) * 100:.1f} points"
+            found.append(f"{name} is {text(value)}, {by} over the limit of {text(most)}")
+    return found
