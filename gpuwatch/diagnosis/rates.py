@@ -57,14 +57,10 @@ def money(amount: float, currency: str) -> str:
     return f"{amount:,.2f} {currency}" if amount >= 0.095 or amount == 0 else f"{amount:.2g} {currency}"
 
 
-def price_from(environ: Mapping[str, str]) -> tuple[float, str] | None:
-    """Return the price of a GPU-hour set in the environment; None if it is not set. Raises: ConfigError."""
-    text = environ.get(PRICE_VARIABLE, "").strip()
-    return parse_price(text) if text else None
-
-
-def parse_price(text: str) -> tuple[float, str]:
-    """Return (price of a GPU-hour, currency) of e.g. "4.2 EUR"; USD without a currency. Raises: ConfigError."""
+def parse_price(text: str) -> tuple[float, str] | None:
+    """Return (price of a GPU-hour, currency) of e.g. "4.2 EUR"; USD without one, None if blank. Raises: ConfigError."""
+    if not text.strip():
+        return None
     number, _, currency = text.strip().partition(" ")
     try:
         price = float(number)

@@ -19,7 +19,7 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger import states as st
-from gpuwatch.tools.reports.display import STATES
+from gpuwatch.tools.reports.display import STATES, counted
 from gpuwatch.wire import Flops
 
 _LEAST_START_S, _LEAST_END_S = 1.0, 0.05  # a shorter begin and end of a run is no headline, or not mentioned
@@ -30,7 +30,7 @@ _RATES = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu_ratio")
 _OF_WINDOW = ("duration_s", "timeline", "device", "coverage", "unverified_ratio", "rank", "world_size")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """All wall time of a run since its `Watch` was opened. `str()` is the verdict for people."""
 
@@ -39,9 +39,9 @@ class Report:
     duration_s: float
     states: Mapping[str, float]  # Seconds by state; their sum is `duration_s`.
     phases: Mapping[str, float]  # The part of `other` in declared phases, in seconds by name; after eight, "rest".
-    provisional: Mapping[str, float]  # The part of `states` that is not final yet: an open step or pause.
+    provisional: Mapping[str, float] = field(default_factory=dict)  # Of `states`: an open step or pause, not final.
     steps: int
-    unread_steps: int  # Further ones, which the device had not finished: their time is in `provisional`.
+    unread_steps: int = 0  # Further ones, which the device had not finished: their time is in `provisional`.
     samples: int | None  # Training samples; None: no batch has a known size.
     tokens: int | None  # Training tokens; None: not counted.
     throughput: Throughput  # Over the time of training steps, waits for data included; evaluation and start-up are not.
@@ -50,7 +50,7 @@ class Report:
     device: str
     coverage: float  # Share of the steps that the device timeline measured, 0–1; 0 where there is none.
     unverified_ratio: float  # Share of steps with work on another device or stream, whose input wait is not certain.
-    hook_s: float | None  # The training thread's time in gpuwatch itself, as metered on some steps; None: not metered.
+    hook_s: float | None = None  # The training thread's time in gpuwatch, as metered on some steps; None: not metered.
     verdict: Verdict
     findings: tuple[Finding, ...]
     cost: Cost | None = None  # Of this rank's GPU, by GPUWATCH_GPU_HOUR; None without a price, or on a CPU.
@@ -143,50 +143,36 @@ def _totals(report: Report) -> dict[str, float]:
 
 
 def make_report(
-    run: str,
-    name: str,
     window: Window,
-    provisional_s: Mapping[str, float],
     done: Done,
     flops: Flops | None = None,
-    hook_s: float | None = None,
     price: tuple[float, str] | None = None,
     thresholds: Thresholds = THRESHOLDS,
-    memory_bytes: Mapping[str, int] | None = None,
-    breakdown_s: Mapping[str, float] | None = None,
-    unread_steps: int = 0,
+    **facts: Any,
 ) -> Report:
-    """Return the report of a window that covers a whole run."""
+    """Return the report of a window that covers a whole run. `facts`: the fields of it that do not follow from that."""
     window = msgspec.structs.replace(window, is_short=is_short(done.steps, done.seconds, thresholds))
     findings = diagnose(window, thresholds)
     if window.is_short:
         findings = [msgspec.structs.replace(each, predicted_speedup=None, predicted_range=None) for each in findings]
     if _headline(window, thresholds):
         findings.sort(key=lambda each: each.cause != "epoch_start_pause")
-    columns = window.steps
-    totals = [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
     priced = window.device in ("cuda", "jax:cuda")
     return Report(
-        run=run,
-        name=name,
         states=dict(window.states_s),
         phases=dict(window.declared_s),
-        provisional=dict(provisional_s),
         steps=done.steps,
-        unread_steps=unread_steps,
         samples=None if done.samples is None else int(done.samples),
         tokens=None if done.tokens is None else int(done.tokens),
         throughput=throughput(done, flops),
-        step_s=median(totals) if totals else None,
-        hook_s=hook_s,
+        step_s=median(window.steps.step_s) if window.steps else None,
         verdict=give_verdict(window, findings, thresholds),
         findings=tuple(findings),
         cost=cost_of(window.states_s, [price[0]], price[1]) if price is not None and priced else None,
         training_s=done.seconds,
-        memory_bytes=memory_bytes or {},
-        breakdown=breakdown_s,
         others={rank: summary.verdict for rank, summary in sorted(window.summaries.items())},
         **{name: getattr(window, name) for name in _OF_WINDOW},
+        **facts,
     )
 
 
@@ -360,43 +346,42 @@ def _by_host_clock(window: Window) -> str:
     return " (by the host clock: work queued on the device may hide part of it)"
 
 
-def render(report: Report, width: int = 100) -> str:
+def render(report: Report) -> str:
     """Return the verdict as a few lines of text: the sentence, where the time went, why, and what to do."""
-    head = f"gpuwatch · {report.name} · {_ranks(report)}{duration(report.duration_s)}, {report.steps:,} step{'' if report.steps == 1 else 's'}"
+    head = f"gpuwatch · {report.name} · {_ranks(report)}{duration(report.duration_s)}, {counted(report.steps, 'step')}"
     if report.step_s is not None:
         head += f" of {duration(report.step_s)}"
-    whole = sum(report.states.values())
-    phases = {name: spent / whole for name, spent in report.phases.items()} if whole else {}
-    phases = dict(sorted(phases.items(), key=lambda each: (-each[1], each[0])))
-    notes, declared = _notes(report), shares_text(phases)
-    lines = [head, f"  {report.verdict.sentence}"]
-    lines.append(f"  {'where':<6}{shares_text(report.shares)}" + (f"  ({'; '.join(notes)})" if notes else ""))
-    lines += [f"  {'' if number else 'ranks':<6}{line}" for number, line in enumerate(_other_ranks(report))]
-    lines += [f"  {'':<6}{breakdown_text(report.breakdown)}"] if report.breakdown is not None else []
-    lines += [f"  {'':<6}{declared} (declared phases, in other)"] if declared else []
-    lines += [f"  {'rate':<6}{rates}"] if (rates := _rates(report.throughput)) else []
-    lines += [f"  {'cost':<6}{_cost(report.cost)}"] if report.cost is not None else []
-    if peak := report.memory_bytes:
-        lines.append(f"  peak  {size(peak['allocated'])} of GPU memory in tensors, {size(peak['reserved'])} reserved")
+    whole = sum(report.states.values()) or 1.0
+    by_size = sorted(report.phases.items(), key=lambda each: (-each[1], each[0]))
+    declared = shares_text({name: spent / whole for name, spent in by_size})
+    notes, held = "; ".join(_notes(report)), {kind: size(peak) for kind, peak in report.memory_bytes.items()}
+    rows = [
+        ("where", shares_text(report.shares) + (f"  ({notes})" if notes else "")),
+        *(("" if number else "ranks", line) for number, line in enumerate(_other_ranks(report))),
+        ("", "" if report.breakdown is None else breakdown_text(report.breakdown)),
+        ("", f"{declared} (declared phases, in other)" if declared else ""),
+        ("rate", _rates(report.throughput)),
+        ("cost", "" if report.cost is None else _cost(report.cost)),
+        ("peak", f"{held['allocated']} of GPU memory in tensors, {held['reserved']} reserved" if held else ""),
+    ]
+    lines = [head, f"  {report.verdict.sentence}", *(f"  {label:<6}{text}" for label, text in rows if text)]
     roots = [each for each in report.findings if each.root is None][:3]
-    return "\n".join([*lines, *(line for each in roots for line in explained(each, width))])
+    return "\n".join([*lines, *(line for each in roots for line in explained(each))])
 
 
-def explained(finding: Finding, width: int = 100, indent: int = 8) -> Iterator[str]:
+def explained(finding: Finding, indent: int = 8) -> Iterator[str]:
     """Yield why, and what to do, as lines of text."""
     gain = f" ({finding.gain} the throughput)" if finding.gain else ""
     why = "; ".join(evidence.text for evidence in finding.evidence)
     for label, text in (("why", f"{finding.title}: {why}"), ("do", finding.advice + gain)):
-        yield from labelled(label, text, width, indent)
+        yield from labelled(label, text, indent)
 
 
-def labelled(label: str, text: str, width: int = 100, indent: int = 8) -> list[str]:
-    """Return text with a label before it, wrapped."""
-    begin = f"  {label:<{indent - 2}}"
-    return textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=" " * indent, **_WHOLE_WORDS)
-
-
-_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+def labelled(label: str, text: str, indent: int = 8) -> list[str]:
+    """Return text with a label before it, wrapped at 100 columns."""
+    begin, margin = f"  {label:<{indent - 2}}", " " * indent
+    wrapper = textwrap.TextWrapper(100, begin, margin, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)
 
 
 def shares_text(by_name: Mapping[str, float]) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpuwatch import wire
-from gpuwatch.diagnosis.rates import Done, price_from
+from gpuwatch.diagnosis.rates import PRICE_VARIABLE, Done, parse_price
 from gpuwatch.errors import ConfigError, pass_on
 from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.identity import Membership
@@ -120,7 +120,7 @@ class Publisher:
         window, tail_ns, done = self._window(closed)
         sections_ns = self.accounts.timeline.counts.breakdown_ns.copy()
         try:
-            price = price_from(os.environ)
+            price = parse_price(os.environ.get(PRICE_VARIABLE, ""))
         except ConfigError as error:
             price = None
             self._warn("price", "gpuwatch: %s", error)
@@ -128,7 +128,7 @@ class Publisher:
             run=self.membership.identity.run,
             name=self._facts.name,
             window=window,
-            provisional_s={state: ns / 1e9 for state, ns in tail_ns.items()},
+            provisional={state: ns / 1e9 for state, ns in tail_ns.items()},
             done=done,
             unread_steps=self.accounts.timeline.unread_steps,
             flops=self._facts.flops,
@@ -136,7 +136,7 @@ class Publisher:
             price=price,
             thresholds=thresholds(),
             memory_bytes=peak_bytes(),
-            breakdown_s={name: ns / 1e9 for name, ns in sections_ns.items()} if self._facts.breakdown else None,
+            breakdown={name: ns / 1e9 for name, ns in sections_ns.items()} if self._facts.breakdown else None,
         )
 
     def _window(self, closed: bool) -> tuple[Window, dict[str, int], Done]:

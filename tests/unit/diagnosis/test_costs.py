@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.diagnosis.rates import cost_of, money, parse_price, price_from, total_cost
+from gpuwatch.diagnosis.rates import cost_of, money, parse_price, total_cost
 from gpuwatch.errors import ConfigError
 
 
@@ -53,10 +53,10 @@ def test_mig_instance_costs_its_share_of_its_gpus_model() -> None:
 def test_a_price_from_the_environment() -> None:
     assert parse_price("4.2 EUR") == (4.2, "EUR")
     assert parse_price(" 4 ") == (4.0, "USD")
-    assert price_from({}) is None
+    assert parse_price("") is None and parse_price(" ") is None
     for wrong in ("cheap", "-1", "nan", "inf"):
         with pytest.raises(ConfigError, match="GPUWATCH_GPU_HOUR"):
-            price_from({"GPUWATCH_GPU_HOUR": wrong})
+            parse_price(wrong)
 
 
 def test_money_is_shown_to_the_cent_or_to_two_figures() -> None:

@@ -25,8 +25,11 @@ WINDOW = Window(
 )
 
 
+ABOUT = {"run": "host-1-2", "name": "train.py"}
+
+
 def report(window: Window = WINDOW, steps: int = 3000) -> Report:
-    return make_report("host-1-2", "train.py", window, {"other": 0.1}, Done(180.0, steps, 96_000))
+    return make_report(window, Done(180.0, steps, 96_000), **ABOUT, provisional={"other": 0.1})
 
 
 def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
@@ -43,12 +46,14 @@ def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
 
 
 def test_a_short_run_promises_nothing() -> None:
-    short = make_report("host-1-2", "train.py", WINDOW, {}, Done(3.0, 7, None))
+    short = make_report(WINDOW, Done(3.0, 7, None), **ABOUT)
     assert [(each.predicted_speedup, each.predicted_range) for each in short.findings] == [(None, None)]
     lines = str(short).splitlines()
     assert lines[1].startswith("  short: 7 steps, too few for a prediction; so far input-bound: 63%")
     assert lines[-1] == "  do    DataLoader(num_workers=3, persistent_workers=True); takes up to 72 MiB of /dev/shm"
-    assert str(make_report("a", "b", WINDOW, {}, Done(1.0, 1, None))).startswith("gpuwatch · b · 3m 12s, 1 step of")
+    assert str(make_report(WINDOW, Done(1.0, 1, None), run="a", name="b")).startswith(
+        "gpuwatch · b · 3m 12s, 1 step of"
+    )
 
 
 def test_the_verdict_of_a_healthy_run() -> None:
@@ -84,8 +89,8 @@ def test_no_line_is_longer_than_a_terminal_but_the_sentence() -> None:
 
 def test_what_the_gpu_cost_is_shown_where_a_price_is_given() -> None:
     window = replace(WINDOW, device="cuda")
-    reported = make_report("host-1-2", "train.py", window, {}, Done(180.0, 3000, None), price=(18.0, "EUR"))
+    reported = make_report(window, Done(180.0, 3000, None), price=(18.0, "EUR"), **ABOUT)
     assert reported.cost is not None and reported.cost.states["input_wait"] == pytest.approx(120 / 3600 * 18)
     assert "  cost  0.96 EUR, 0.60 EUR of it input_wait (one GPU at 18.00 EUR an hour)" in str(reported).splitlines()
-    on_cpu = make_report("host-1-2", "train.py", WINDOW, {}, Done(180.0, 3000, None), price=(18.0, "EUR"))
+    on_cpu = make_report(WINDOW, Done(180.0, 3000, None), price=(18.0, "EUR"), **ABOUT)
     assert on_cpu.cost is None and "cost" not in str(on_cpu)

@@ -24,7 +24,7 @@ def report(count: int, samples: int | None = None, evaluated_s: float = 0.0, nam
     flops = Flops(per_step=1e12, peak=1e14)
     price = (3600.0, "USD")
     shown = window(columns, states_s=booked, device="cuda")
-    return make_report("id", name, shown, {}, done, flops, hook_s=0.001 * count, price=price)
+    return make_report(shown, done, flops, price, run="id", name=name, hook_s=0.001 * count)
 
 
 def test_the_numbers_of_a_whole_run() -> None:
@@ -47,7 +47,7 @@ def test_the_numbers_of_a_whole_run() -> None:
 
 
 def test_what_was_not_measured_is_absent() -> None:
-    empty = make_report("id", "name", window(steps(0, 0, 0), states_s={"startup": 3.0}), {}, Done(0.0, 0))
+    empty = make_report(window(steps(0, 0, 0), states_s={"startup": 3.0}), Done(0.0, 0), run="id", name="name")
     assert empty.metrics() == {"gpuwatch/startup_ratio": 1.0, "gpuwatch/duration_s": 3.0, "gpuwatch/steps": 0.0}
     assert "gpuwatch/samples_per_s" not in report(10).metrics()
 

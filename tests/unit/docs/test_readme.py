@@ -29,7 +29,7 @@ STARVED = Window(
 
 
 def test_golden_sample_of_the_readme() -> None:
-    printed = f"{make_report('host-1-2', 'train.py', STARVED, {}, Done(8.0, _STEPS, 11_584))}\n"
+    printed = f"{make_report(STARVED, Done(8.0, _STEPS, 11_584), run='host-1-2', name='train.py')}\n"
     text, sample = README.read_text(), re.compile(r"(?<=^```\n)gpuwatch · .*?(?=```)", re.DOTALL | re.MULTILINE)
     if os.environ.get("UPDATE_GOLDEN"):
         text = sample.sub(lambda _: printed, text, count=1)

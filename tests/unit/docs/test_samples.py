@@ -115,7 +115,7 @@ def hanging_ranks(_: pytest.MonkeyPatch) -> str:
 def breakdown(_: pytest.MonkeyPatch) -> str:
     window = with_fields(HEALTHY, duration_s=60.0, states_s={"compute": 59.64, "input_wait": 0.36})
     sections = {"forward": 3.0, "backward": 5.0, "optimizer": 2.0}
-    text = str(make_report("r", "train.py", window, {}, Done(60.0, 600, None), breakdown_s=sections))
+    text = str(make_report(window, Done(60.0, 600, None), run="r", name="train.py", breakdown=sections))
     return "\n".join(text.splitlines()[2:4])
 
 
@@ -130,7 +130,7 @@ def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def of_two_ranks(_: pytest.MonkeyPatch) -> str:
     window = with_fields(HEALTHY, duration_s=3.6, steps=steps(80, 0.0004, 0.042))
-    report = make_report("r", "train.py", window, {}, Done(3.4, 80, None))
+    report = make_report(window, Done(3.4, 80, None), run="r", name="train.py")
     report = replace(report, world_size=2, others={1: Verdict("compute", 0.9, "healthy")})
     return str(report).splitlines()[0]
 

@@ -31,7 +31,7 @@ SENTENCE = "input-bound: 60% of the time training waited for data"
 def report(count: int, wait_s: float = 0.06, compute_s: float = 0.04) -> Report:
     columns = steps(count, wait_s, compute_s)
     done = Done(seconds=count * (wait_s + compute_s), steps=count, samples=32 * count)
-    return make_report("id", "resnet <50>", window(columns), {}, done)
+    return make_report(window(columns), done, run="id", name="resnet <50>")
 
 
 class Run:
@@ -188,7 +188,7 @@ def test_a_training_that_takes_no_step_for_long_logs_all_of_it_at_the_next(live:
 
 def test_no_value_is_logged_before_the_first_step(live: Make) -> None:
     log, reports = live(lambda values, step: pytest.fail("logged"))
-    reports.append(make_report("id", "name", window(steps(0, 0, 0), states_s={"startup": 3.0}), {}, Done(0.0, 0)))
+    reports.append(make_report(window(steps(0, 0, 0), states_s={"startup": 3.0}), Done(0.0, 0), run="id", name="name"))
     log.prepare(INTERVAL_NS)
     assert log.prepared is None
 

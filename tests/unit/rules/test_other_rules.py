@@ -166,7 +166,7 @@ def test_a_run_that_mostly_starts_says_so_first(place: Place | None, title: str,
     booked = states(columns) | {"input_wait": sum(columns.data_wait_s) + 4.0}
     slow = window(columns, states_s=booked, first_step_s=first, end_s=4.0, first_place=place)
     slow = replace(slow, step_idle_ratio=0.8)  # the step sleeps: another finding, with a larger share
-    report = make_report("r", "r", slow, {}, Done(seconds=12.0, steps=500))
+    report = make_report(slow, Done(seconds=12.0, steps=500), run="r", name="r")
     assert report.findings[0].cause == "epoch_start_pause" and report.findings[1].ratio > 0.7
     assert (report.findings[0].title, report.findings[0].severity) == (title, "critical")
     assert report.findings[0].advice.startswith(advice)

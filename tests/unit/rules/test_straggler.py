@@ -155,17 +155,17 @@ def test_rank_0_says_how_many_ranks_it_has_heard_of() -> None:
 
 
 def test_the_verdict_of_all_ranks_is_not_that_of_rank_0_alone() -> None:
-    report = make_report("id", "train.py", by_rank_0(STARVED, *SLOW_INPUT), {}, Done(180.0, 1800, None))
+    report = make_report(by_rank_0(STARVED, *SLOW_INPUT), Done(180.0, 1800, None), run="id", name="train.py")
     text = str(report)
     assert "rank 0 of 4, all compared" in text
     assert "straggler: the other ranks wait for rank 1 for 60% of every step" in text and "healthy" not in text
-    alone = str(make_report("id", "train.py", replace(HEALTHY, world_size=4), {}, Done(180.0, 1800, None)))
+    alone = str(make_report(replace(HEALTHY, world_size=4), Done(180.0, 1800, None), run="id", name="train.py"))
     assert "rank 0 of 4, this rank only" in alone
 
 
 def test_ranks_that_do_not_run_in_step_have_their_own_lines() -> None:
     uneven = (rank(0, 0.001, 0.05), rank(1, 0.1, 0.05), rank(2, 0.2, 0.05), rank(3, 0.001, 0.05), rank(4, 0.3, 0.05))
     window = by_rank_0(STARVED, *uneven)
-    text = str(make_report("id", "train.py", window, {}, Done(180.0, 1800, None)))
+    text = str(make_report(window, Done(180.0, 1800, None), run="id", name="train.py"))
     assert "rank 1: input-bound" in text and text.count("input-bound") == 3
     assert "1 more rank with a different verdict" in text
