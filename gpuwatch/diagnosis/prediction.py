@@ -158,7 +158,7 @@ def _handover(window: Window, workers: int) -> tuple[float, float]:
 
     Where batches are sometimes ready, the shortest waits are that time. What the device's queue hides costs nothing.
     """
-    waits = sorted(window.steps.later((window.steps.data_wait_s,))[0]) if window.steps.epoch_start else []
+    waits = sorted(window.steps.later(window.steps.data_wait_s)) if window.steps.epoch_start else []
     size_bytes = window.loader.batch_bytes or 0
     low, high = (least + size_bytes / rate for least, rate in zip(HANDOVER_S, HANDOVER_BYTES_PER_S, strict=True))
     if workers and waits and waits[len(waits) // 10] <= high:

@@ -214,7 +214,7 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
     verdict = _largest_loss(window, findings, thresholds)
     if window.is_short and count:
         step = window.mean_step
-        trained_s = step.steps * (step.wait_s + step.rest_s)
+        trained_s = step.steps * step.whole_s
         what = f"{count:,} steps, too few"
         if count >= thresholds.short_run_steps and trained_s < thresholds.short_run_s:
             what = f"{duration(trained_s)} in training steps, too little"
@@ -275,9 +275,8 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
     good = "the GPU is saturated" if "gpu_saturated" in found else "the input keeps up"
     text, step = f"healthy: {percent(share)} of the time is compute, {good}", window.mean_step
     what = "spent before forward passes" if window.bounded_by_optimizer else "data wait"
-    whole_s = step.wait_s + step.rest_s
-    if step.wait_s > 0 and step.wait_s >= thresholds.input_share * whole_s:  # though steps are a small part of the time
-        part = f"{duration(step.wait_s)} of a {duration(whole_s)} step is {what}"
+    if step.wait_s > 0 and step.wait_s >= thresholds.input_share * step.whole_s:  # though steps are little of the time
+        part = f"{duration(step.wait_s)} of a {duration(step.whole_s)} step is {what}"
         text = f"{percent(share)} of the time is compute; {part}{_by_host_clock(window)}"
     elif waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:
         text = f"mostly compute; {percent(waited)} of the time is {what}: at most {1 / (1 - waited):.1f}× the throughput without it"

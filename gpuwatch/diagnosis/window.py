@@ -5,11 +5,11 @@ What was not measured is None (or absent from its mapping), never 0. Times in se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import compress
 from operator import not_
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 ASYNCHRONOUS = {"jax": "JAX", "tensorflow": "TensorFlow"}
 """Frameworks that return from a computation before the device has run it, by the first word of `Window.device`."""
+
+
+T = TypeVar("T")
 
 
 class StepColumns(msgspec.Struct, frozen=True):
@@ -55,12 +58,12 @@ class StepColumns(msgspec.Struct, frozen=True):
         """Return the mean of these steps but first batches, whose wait is the start of the pass."""
         count = len(self.data_wait_s[part]) - sum(self.epoch_start[part])
         columns = (self.data_wait_s, self.transfer_s, self.compute_s, self.hidden_wait_s)
-        return MeanStep(count, *(sum(column) / max(1, count) for column in self.later(columns, part)))
+        return MeanStep(count, *(sum(self.later(column, part)) / max(1, count) for column in columns))
 
-    def later(self, columns: Iterable[Sequence[Any]], part: slice = slice(None)) -> list[Iterable[Any]]:
-        """Return the values of these steps but first batches in some columns."""
-        firsts = self.epoch_start[part] if any(self.epoch_start) else ()
-        return [compress(each[part], map(not_, firsts)) if firsts else each[part] for each in columns]
+    def later(self, column: Sequence[T], part: slice = slice(None)) -> Sequence[T]:
+        """Return the values of these steps but first batches in a column."""
+        firsts = self.epoch_start[part]
+        return [*compress(column[part], map(not_, firsts))] if any(firsts) else column[part]
 
 
 class MeanStep(NamedTuple):
@@ -69,13 +72,17 @@ class MeanStep(NamedTuple):
     steps: int
     wait_s: float
     copy_s: float
-    compute_s: float
-    hidden_s: float  # wait that cost nothing, because the device was at work
+    compute_s: float  # with the wait for other ranks
+    hidden_s: float = 0.0  # wait that cost nothing, because the device was at work
 
     @property
     def rest_s(self) -> float:
         """Transfer and compute: the step without any wait."""
         return self.copy_s + self.compute_s
+
+    @property
+    def whole_s(self) -> float:
+        return self.wait_s + self.rest_s
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -123,19 +130,12 @@ class GpuFacts(msgspec.Struct, frozen=True):
 
 
 class RankFacts(msgspec.Struct, frozen=True):
-    """One rank of a distributed run: means over the same stretch of time for all ranks, in seconds a step."""
+    """One rank of a distributed run, over the same stretch of time for all ranks."""
 
     rank: int
-    steps: int
-    data_wait_s: float
-    transfer_s: float
-    compute_s: float  # the wait for other ranks included
-    comm_wait_s: float | None = None  # that wait alone; None: not measured
+    step: MeanStep
+    comm_wait_s: float | None = None  # the part of its compute that waits for other ranks; None: not measured
     standstill: Standstill | None = None  # None: it makes progress
-
-    @property
-    def step_s(self) -> float:
-        return self.data_wait_s + self.transfer_s + self.compute_s
 
 
 class MemoryKills(msgspec.Struct, frozen=True):

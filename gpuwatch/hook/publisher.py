@@ -158,8 +158,7 @@ class Publisher:
             done = Done(seconds=counts.total_ns / 1e9, steps=counts.steps, samples=samples, tokens=tokens)
             comm_wait_s = accounts.comm_wait_s() if who.world_size > 1 else None
         if who.world_size > 1:
-            step, others = window.mean_step, dict(self.ranks.others)
-            own = RankFacts(who.rank, step.steps, step.wait_s, step.copy_s, step.compute_s, comm_wait_s)
+            own, others = RankFacts(who.rank, window.mean_step, comm_wait_s), dict(self.ranks.others)
             ranks = (own, *(other.facts for other in others.values()))
             place = {"rank": who.rank, "world_size": who.world_size, "ranks": ranks, "summaries": others}
             window = msgspec.structs.replace(window, **place)

@@ -164,6 +164,6 @@ def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
 def _mean(run: Run, begin_ns: int, end_ns: int) -> RankFacts:
     steps = run.steps
     part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
-    waits_ns = [*steps.later((steps.comm_wait_ns,), part)[0]]
+    waits_ns = steps.later(steps.comm_wait_ns, part)
     comm_wait_s = fmean(waits_ns) / 1e9 if waits_ns and min(waits_ns) >= 0 else None
-    return RankFacts(run.rank, *steps.mean(part)[:4], comm_wait_s, run.standstill)
+    return RankFacts(run.rank, steps.mean(part), comm_wait_s, run.standstill)

@@ -43,9 +43,9 @@ class InputWait:
 
     @property
     def mean(self) -> str:
-        step_s = self.step.wait_s + self.step.rest_s
-        text = f"on average {duration(self.step.wait_s)} of a {duration(step_s)} step"
-        return text + ", without start-up and first batches" * (abs(self.step.wait_s / step_s - self.share) > _DIFFERS)
+        wait_s, whole_s = self.step.wait_s, self.step.whole_s
+        text = f"on average {duration(wait_s)} of a {duration(whole_s)} step"
+        return text + ", without start-up and first batches" * (abs(wait_s / whole_s - self.share) > _DIFFERS)
 
     @property
     def others_s(self) -> float:
@@ -59,7 +59,7 @@ class InputWait:
         `plan`: workers to advise, if certain."""
         text = f"training waited for data {percent(self.share)} of the time ({self.mean})"
         loader, rest_s = self.window.loader, self.step.rest_s + self.others_s
-        bound = round((self.step.wait_s + self.step.rest_s) / rest_s, 2) if rest_s else _MOST_BOUND
+        bound = round(self.step.whole_s / rest_s, 2) if rest_s else _MOST_BOUND
         if plan is not None and plan.speedup[0] >= WORTH:
             advice, gain = advice + plan.note, plan.gain
         elif plan is not None:
@@ -109,7 +109,7 @@ def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
         share *= step.wait_s * step.steps / waits_s  # of several first batches, as many are kept as of other steps
     if window.waits_hidden_in is not None or step.steps < thresholds.min_steps or share < thresholds.input_share:
         return None
-    if step.wait_s <= 0 or step.wait_s < thresholds.input_share * (step.wait_s + step.rest_s):
+    if step.wait_s <= 0 or step.wait_s < thresholds.input_share * step.whole_s:
         return None
     return InputWait(window, step, share, thresholds)
 

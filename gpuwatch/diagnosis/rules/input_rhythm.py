@@ -80,7 +80,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
     if not firsts or len(steps) < thresholds.min_steps or window.waits_hidden_in:
         return None
-    later = [*steps.later((steps.data_wait_s,))[0]]
+    later = steps.later(steps.data_wait_s)
     normal, pause = median(later or [0.0]), median(firsts)
     lost = sum(max(0.0, first - normal) for first in firsts)
     whole = sum(steps.step_s)

@@ -174,30 +174,30 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
     ranks = {rank.rank: rank for rank in window.ranks}
     if window.waits_hidden_in or window.rank not in ranks or len(ranks) < 2:
         return None
-    step_s = median(rank.step_s for rank in window.ranks)
-    if step_s <= 0 or min(rank.steps for rank in window.ranks) < thresholds.min_steps:
+    step_s = median(rank.step.whole_s for rank in window.ranks)
+    if step_s <= 0 or min(rank.step.steps for rank in window.ranks) < thresholds.min_steps:
         return None
     if all(rank.comm_wait_s is not None for rank in window.ranks):
         what = "time before communication"
-        own = {n: rank.step_s - (rank.comm_wait_s or 0.0) for n, rank in ranks.items()}
+        own = {n: rank.step.whole_s - (rank.comm_wait_s or 0.0) for n, rank in ranks.items()}
     else:
         what = "wait for data"
-        own = {n: rank.data_wait_s + rank.transfer_s for n, rank in ranks.items()}
+        own = {n: rank.step.wait_s + rank.step.copy_s for n, rank in ranks.items()}
     late = ranks[max(own, key=lambda n: own[n]) if window.summaries else window.rank]
     others = [rank for rank in window.ranks if rank is not late]
     excess_s = own[late.rank] - median(own[rank.rank] for rank in others)
     if excess_s < thresholds.straggler_share * step_s:
         return None
-    if any(abs(rank.step_s - step_s) > thresholds.rank_pace * step_s for rank in window.ranks):
+    if any(abs(rank.step.whole_s - step_s) > thresholds.rank_pace * step_s for rank in window.ranks):
         return None  # they do not run in step: no rank waits for another
-    waiting_s = median(rank.step_s - own[rank.rank] for rank in others) - (late.step_s - own[late.rank])
+    waiting_s = median(rank.step.whole_s - own[rank.rank] for rank in others) - (late.step.whole_s - own[late.rank])
     if waiting_s < excess_s / 2:
         return None
     gain_s = own[late.rank] - max(own[rank.rank] for rank in others)
     world = max(window.world_size, len(ranks))
     kind: Literal["input", "host"] = "host"
     advice = f"check the host of rank {late.rank}: cores shared with other jobs, a throttled or slower device, code that only this rank runs"
-    if late.data_wait_s - median(rank.data_wait_s for rank in others) >= excess_s / 2:
+    if late.step.wait_s - median(rank.step.wait_s for rank in others) >= excess_s / 2:
         kind, where = "input", "its shard, its storage, its loader workers and the cores they can use"
         advice = f"fix the input of rank {late.rank}: {where}"
     summary = window.summaries.get(late.rank)

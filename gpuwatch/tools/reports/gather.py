@@ -133,7 +133,7 @@ def _columns(taken: LastSteps) -> StepColumns:
 
 
 def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatistics | None:
-    mean, totals = columns.mean(), [*columns.later([columns.step_s])[0]]
+    mean, totals = columns.mean(), columns.later(columns.step_s)
     if not totals:
         return None
     ordered, blocks = sorted(totals), block_means(totals)

@@ -33,7 +33,7 @@ from gpuwatch.diagnosis.finding import Verdict
 from gpuwatch.diagnosis.rates import Done
 from gpuwatch.diagnosis.report import make_report
 from gpuwatch.diagnosis.rules.progress import stalled
-from gpuwatch.diagnosis.window import RankFacts
+from gpuwatch.diagnosis.window import MeanStep, RankFacts
 from gpuwatch.hook.torch import memory
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.reports.ledgers import digest_text
@@ -141,7 +141,7 @@ def hang(_: pytest.MonkeyPatch) -> str:
 
     waits = standing("train (train.py:67)", 21, True)
     still = (waits, waits, standing("save (train.py:41)", 20, False))
-    ranks = tuple(RankFacts(rank, 9, 0.01, 0.0, 0.03, None, each) for rank, each in enumerate(still))
+    ranks = tuple(RankFacts(rank, MeanStep(9, 0.01, 0.0, 0.03), None, each) for rank, each in enumerate(still))
     finding = stalled(with_fields(HEALTHY, stalled_s=31.3, activity="step", ranks=ranks, standstill=waits))
     assert finding is not None
     return "\n  ".join([finding.title, *(each.text for each in finding.evidence)])

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 import torch.distributed
 
 from gpuwatch.diagnosis.finding import Finding, RankSummary, Verdict
-from gpuwatch.diagnosis.window import RankFacts
+from gpuwatch.diagnosis.window import MeanStep, RankFacts
 from gpuwatch.hook import ranks
 from gpuwatch.hook.ranks import RankExchange
 
@@ -48,7 +48,8 @@ def store(server: subprocess.Popen[str]) -> Any:
 
 def summary(rank: int) -> RankSummary:
     finding = Finding("input_cpu", "warning", "too few workers", 0.4, (), "num_workers=8", predicted_range=(1.2, 1.4))
-    return RankSummary(RankFacts(rank, 100, 0.01, 0.0, 0.03), Verdict("input", 0.4, "input-bound"), {"input": finding})
+    facts = RankFacts(rank, MeanStep(100, 0.01, 0.0, 0.03))
+    return RankSummary(facts, Verdict("input", 0.4, "input-bound"), {"input": finding})
 
 
 def exchange(rank: int, world_size: int = 3) -> RankExchange:

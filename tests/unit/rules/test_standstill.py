@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules.progress import hung, stalled
-from gpuwatch.diagnosis.window import GpuFacts, RankFacts
+from gpuwatch.diagnosis.window import GpuFacts, MeanStep, RankFacts
 from gpuwatch.wire import Collective, Standstill
 from tests.unit.rules.windows import HEALTHY
 
@@ -22,7 +22,7 @@ def issued(
 
 
 def diagnosed(*ranks: Standstill | None) -> Finding:
-    facts = tuple(RankFacts(rank, 9, 0.01, 0.0, 0.03, None, each) for rank, each in enumerate(ranks))
+    facts = tuple(RankFacts(rank, MeanStep(9, 0.01, 0.0, 0.03), None, each) for rank, each in enumerate(ranks))
     finding = stalled(replace(HEALTHY, stalled_s=60.0, activity="step", ranks=facts, standstill=ranks[0]))
     assert finding is not None
     return finding
@@ -98,7 +98,7 @@ def test_of_many_late_ranks_three_are_named() -> None:
 
 
 def test_while_a_rank_is_in_a_phase_only_one_that_is_known_to_be_waited_for_is_named_and_no_alert_is_raised() -> None:
-    facts = tuple(RankFacts(rank, 9, 0.01, 0.0, 0.03, None, WAITS) for rank in range(2))
+    facts = tuple(RankFacts(rank, MeanStep(9, 0.01, 0.0, 0.03), None, WAITS) for rank in range(2))
     window = replace(HEALTHY, stalled_s=60.0, activity="step", ranks=facts, may_wait_for_phase=True)
     assert stalled(window) is None
     late = replace(facts[1], standstill=Standstill("save (save.py:41)", (issued(5),)))

@@ -10,14 +10,14 @@ from gpuwatch.diagnosis.report import give_verdict, make_report
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.progress import straggler, summary_of
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
-from gpuwatch.diagnosis.window import RankFacts, Window
+from gpuwatch.diagnosis.window import MeanStep, RankFacts, Window
 from gpuwatch.host.frames import Place
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED
 
 
 def rank(number: int, data_s: float, compute_s: float, comm_s: float | None = None, steps: int = 100) -> RankFacts:
-    return RankFacts(number, steps, data_s, 0.0, compute_s, comm_s)
+    return RankFacts(number, MeanStep(steps, data_s, 0.0, compute_s), comm_s)
 
 
 def of(number: int, *ranks: RankFacts, world_size: int | None = None) -> Window:
@@ -98,7 +98,8 @@ def test_quiet_where_no_rank_delays_another(ranks: tuple[RankFacts, ...]) -> Non
 def test_abstains_without_ranks_to_compare_with_or_with_too_few_steps() -> None:
     assert straggler(HEALTHY) is None
     assert straggler(of(1, SLOW_INPUT[1])) is None
-    assert straggler(of(1, SLOW_INPUT[0], replace(SLOW_INPUT[1], steps=4))) is None
+    few = replace(SLOW_INPUT[1], step=SLOW_INPUT[1].step._replace(steps=4))
+    assert straggler(of(1, SLOW_INPUT[0], few)) is None
     assert straggler(of(7, *SLOW_INPUT)) is None
 
 

@@ -24,9 +24,9 @@ def reported(rank: int, steps: int, data_ms: int, at_ns: int = 100 * S, run: str
 def test_means_are_over_the_same_time_and_first_batches_are_left_out() -> None:
     late_to_tell = reported(1, 11, 60, at_ns=100 * S + 1500 * MS)
     [facts] = ranks_by_run([reported(0, 31, 10), late_to_tell]).values()
-    assert [(each.rank, each.steps) for each in facts] == [(0, 11), (1, 10)]
-    assert (facts[0].data_wait_s, facts[1].data_wait_s) == (pytest.approx(0.010), pytest.approx(0.060))
-    assert facts[1].compute_s == pytest.approx(0.040) and facts[1].comm_wait_s is None
+    assert [(each.rank, each.step.steps) for each in facts] == [(0, 11), (1, 10)]
+    assert (facts[0].step.wait_s, facts[1].step.wait_s) == (pytest.approx(0.010), pytest.approx(0.060))
+    assert facts[1].step.compute_s == pytest.approx(0.040) and facts[1].comm_wait_s is None
 
 
 def test_one_rank_or_one_that_is_gone_or_silent_is_not_compared() -> None:

@@ -14,7 +14,7 @@ import torch
 from benchmarks.fakes import FakeClock, FakeDevice
 from gpuwatch import wire
 from gpuwatch.diagnosis.rules.progress import straggler
-from gpuwatch.diagnosis.window import RankFacts, Window
+from gpuwatch.diagnosis.window import MeanStep, RankFacts, Window
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger import device_timeline as device_module
 from gpuwatch.ledger.device_timeline import WAIT_TIMED_EVERY_NS, DeviceTimeline
@@ -220,9 +220,8 @@ def test_the_straggler_rule_sees_what_devices_waited(ranks: list[Rank]) -> None:
         assert message.totals.comm_steps == 100
         steps = {name: [ns / 1e9 for ns in wire.unpack(column)] for name, column in message.columns.items()}
         mean = {name: sum(seconds) / len(seconds) for name, seconds in steps.items()}
-        facts.append(
-            RankFacts(number, 100, mean["data_wait_ns"], mean["transfer_ns"], mean["compute_ns"], mean["comm_wait_ns"])
-        )
+        step = MeanStep(100, mean["data_wait_ns"], mean["transfer_ns"], mean["compute_ns"])
+        facts.append(RankFacts(number, step, mean["comm_wait_ns"]))
     found = straggler(Window(duration_s=10.0, states_s={"compute": 10.0}, ranks=tuple(facts), rank=2))
     assert found is not None
     assert next(each.value for each in found.evidence if each.what == "excess") == pytest.approx(0.030, rel=0.02)
