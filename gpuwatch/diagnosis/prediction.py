@@ -95,14 +95,9 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     fetch_s = have * now_s or wait_s + hidden_s + (window.loader.batch_bytes or 0) / HANDOVER_BYTES_PER_S[1]
     handover_s = _handover(window, have)
     needed = max(1, ceil(fetch_s / max(rest_s, handover_s[1])))  # no workers hand batches over faster than that
-    caps = {"/dev/shm": _shm_cap(window, have), "memory": _memory_cap(window, have)}
-    if on_cpu:
-        caps["cores"] = free_cores(window)
-    elif window.host.cpu_cores is not None:
-        caps["cores"] = max(have, MOST_A_CORE * window.host.cpu_cores // window.local_world_size, 1)
-    known = {name: cap for name, cap in caps.items() if cap is not None}
-    limit = min(known, key=lambda name: known[name], default=None)
-    workers = needed if limit is None else max(1, min(needed, known[limit]))
+    caps = _caps(window, have, on_cpu)
+    limit = min(caps, key=caps.__getitem__, default=None)
+    workers = needed if limit is None else max(1, min(needed, caps[limit]))
     paced_s = fetch_s / workers if have else max(fetch_s / workers, paced(window, workers, rest_s))
     error = 0.0 if have else _standard_error(window.steps.data_wait_s)
     best_s = max(rest_s + handover_s[0], (SPREAD - error) * paced_s)
@@ -182,20 +177,18 @@ def _queue_bytes_a_worker(window: Window) -> int | None:
     return None if loader.batch_bytes is None else prefetch_of(loader) * loader.batch_bytes * window.local_world_size
 
 
-def _shm_cap(window: Window, workers: int) -> int | None:
-    """Return how many workers' queues fit into /dev/shm next to what others keep there."""
-    each, room, used = _queue_bytes_a_worker(window), window.host.shm_size_bytes, window.host.shm_used_bytes
-    if not each or room is None or used is None:
-        return None
-    others = max(0, used - workers * each)
-    return max(0, int(SHM_USABLE * (room - others))) // each
-
-
-def _memory_cap(window: Window, workers: int) -> int | None:
-    """Return how many workers fit into the available memory with their queues, and their own memory if it is known."""
-    queue, available = _queue_bytes_a_worker(window), window.host.memory_available_bytes
-    each = (queue or 0) + (window.worker_private_bytes or 0) * window.local_world_size
-    return None if queue is None or not each or available is None else workers + available // each
+def _caps(window: Window, have: int, on_cpu: bool) -> dict[str, int]:
+    """Return how many workers /dev/shm, the memory and the cores have room for, as far as that is known."""
+    host, ranks, queue, caps = window.host, window.local_world_size, _queue_bytes_a_worker(window), {}
+    if queue and host.shm_size_bytes is not None and host.shm_used_bytes is not None:
+        others = max(0, host.shm_used_bytes - have * queue)  # what others keep there
+        caps["/dev/shm"] = max(0, int(SHM_USABLE * (host.shm_size_bytes - others))) // queue
+    each = (queue or 0) + (window.worker_private_bytes or 0) * ranks
+    if queue is not None and each and host.memory_available_bytes is not None:
+        caps["memory"] = have + host.memory_available_bytes // each
+    if host.cpu_cores is not None and (cores := free_cores(window)) is not None:
+        caps["cores"] = cores if on_cpu else max(have, MOST_A_CORE * host.cpu_cores // ranks, 1)
+    return caps
 
 
 def prefetch_of(loader: Loader) -> int:
