@@ -1,6 +1,5 @@
 """A process was killed, or is about to be: SIGBUS means a full /dev/shm, SIGKILL usually that memory has run out."""
 
-from collections.abc import Iterator
 from functools import partial
 from signal import SIGBUS, SIGKILL, Signals
 
@@ -31,7 +30,20 @@ def worker_killed(window: Window, thresholds: Thresholds) -> Finding | None:
         return None
     first = window.worker_deaths[0]
     title, advice = _bus_error(window, first) if first.signal == SIGBUS else _killed(window, first)
-    return found(title, 1.0, *_evidence(window, first), severity="critical", advice=advice)
+    ends = [(each.signal, f"worker pid {each.pid} ended with {_name(each)}") for each in window.worker_deaths[:4]]
+    evidence = [Evidence("exit signal", signal, "", text) for signal, text in ends]
+    if first.oom_kills:
+        limit = first.memory_limit_bytes
+        limited = "" if limit is None else f"; its cgroup is limited to {size(limit)}"
+        text = f"the OOM killer killed {_processes(first.oom_kills)} at that time (oom_kill){limited}"
+        evidence.append(Evidence("oom kills", first.oom_kills, "", text))
+    room, used = _shm(window, first)
+    if first.signal == SIGBUS and room:
+        after = "" if used is None else f", at most {size(used)} of it used"
+        if first.shm_free_bytes is not None:
+            after = f", {size(first.shm_free_bytes)} of it free right afterwards"
+        evidence += measured("shm size", room, f"/dev/shm has {{}}{after}", "bytes")
+    return found(title, 1.0, *evidence, severity="critical", advice=advice)
 
 
 def _bus_error(window: Window, death: WorkerDeath) -> tuple[str, str]:
@@ -81,22 +93,6 @@ def _killed(window: Window, death: WorkerDeath) -> tuple[str, str]:
     return "a loader worker was killed with SIGKILL, but not by the OOM killer", (
         "find out what sent SIGKILL (the scheduler, a time limit, systemd-oomd, another user): the OOM killer was not active at that time"
     )
-
-
-def _evidence(window: Window, first: WorkerDeath) -> Iterator[Evidence]:
-    for each in window.worker_deaths[:4]:
-        yield Evidence("exit signal", each.signal, "", f"worker pid {each.pid} ended with {_name(each)}")
-    if first.oom_kills:
-        limit = first.memory_limit_bytes
-        limited = "" if limit is None else f"; its cgroup is limited to {size(limit)}"
-        text = f"the OOM killer killed {_processes(first.oom_kills)} at that time (oom_kill){limited}"
-        yield Evidence("oom kills", first.oom_kills, "", text)
-    room, used = _shm(window, first)
-    if first.signal == SIGBUS and room:
-        after = "" if used is None else f", at most {size(used)} of it used"
-        if first.shm_free_bytes is not None:
-            after = f", {size(first.shm_free_bytes)} of it free right afterwards"
-        yield from measured("shm size", room, f"/dev/shm has {{}}{after}", "bytes")
 
 
 def _processes(count: int) -> str:
