@@ -39,9 +39,14 @@ def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
 
 
 def round_correlation(window: Window, thresholds: Thresholds, count: int) -> float | None:
-    """Return the autocorrelation of the wait at a lag of `count` steps; None if a pass has too few rounds."""
+    """Return the wait's autocorrelation at a lag of `count` steps, -1 to 1; None if a pass has too few rounds."""
     waits = longest_pass(window)
-    return None if len(waits) < max(4 * count, thresholds.min_steps) else autocorrelation(waits, count)
+    if len(waits) < max(4 * count, thresholds.min_steps):
+        return None
+    mean = fmean(waits)
+    off = [wait - mean for wait in waits]
+    spread = sum(map(mul, off, off)) / len(off)
+    return sum(map(mul, off, off[count:])) / (len(off) - count) / spread if spread > 0 else 0.0
 
 
 def longest_pass(window: Window) -> Sequence[float]:
@@ -51,14 +56,6 @@ def longest_pass(window: Window) -> Sequence[float]:
     bounds = [-1, *edges, len(steps)]
     begin, end = max(pairwise(bounds), key=lambda pair: pair[1] - pair[0])
     return steps.data_wait_s[begin + 1 : end]
-
-
-def autocorrelation(values: Sequence[float], lag: int) -> float:
-    """Return the correlation of a series with itself at this lag, -1 to 1; 0 for a constant one."""
-    mean = fmean(values)
-    off = [value - mean for value in values]
-    spread = sum(map(mul, off, off)) / len(off)
-    return sum(map(mul, off, off[lag:])) / (len(off) - lag) / spread if spread > 0 else 0.0
 
 
 def share_of_slowest(values: Sequence[float], count: int) -> float:

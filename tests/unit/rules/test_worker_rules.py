@@ -15,7 +15,8 @@ from gpuwatch.diagnosis.rules.input import (
     slow_worker,
     too_many_workers,
 )
-from gpuwatch.diagnosis.rules.input_rhythm import autocorrelation, burst_every_n
+from gpuwatch.diagnosis.rules.input_rhythm import burst_every_n, round_correlation
+from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import HostFacts, Window
 from gpuwatch.host.frames import RECEIVING, Place
 from gpuwatch.wire import Loader
@@ -139,9 +140,11 @@ def test_bursts_hang_under_what_makes_the_loader_slow() -> None:
 
 
 def test_autocorrelation_of_a_period_and_of_a_constant() -> None:
-    assert autocorrelation([1.0, 0.0] * 20, 2) == pytest.approx(1.0)
-    assert autocorrelation([1.0, 0.0] * 20, 1) == pytest.approx(-1.0)
-    assert autocorrelation([3.0] * 20, 2) == 0.0
+    two, same = (window(replace(steps(40, 3.0, 0.04), data_wait_s=waits)) for waits in ([1.0, 0.0] * 20, [3.0] * 40))
+    assert round_correlation(two, THRESHOLDS, 2) == pytest.approx(1.0)
+    assert round_correlation(two, THRESHOLDS, 1) == pytest.approx(-1.0)
+    assert round_correlation(same, THRESHOLDS, 2) == 0.0
+    assert round_correlation(two, THRESHOLDS, 11) is None
 
 
 def test_one_worker_that_works_while_the_others_stand() -> None:
