@@ -101,18 +101,12 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the verdict for a notebook: a bar of the states and the text, in the colours of the page around it."""
-        shown = [(STATES[state], share) for state, share in self.shares.items() if share >= 0.001 and state in STATES]
-        bar = "".join(
-            f'<i title="{escape(state.name)} {percent(share)}" '
-            f'style="display:inline-block;height:100%;width:{100 * share:.2f}%;background:{state.colour}"></i>'
-            for state, share in shown
-        )
-        key = " ".join(
-            f'<span style="white-space:nowrap;margin-right:1em">'
-            f'<i style="display:inline-block;width:.8em;height:.8em;background:{state.colour}"></i> '
-            f"{escape(state.name)} {percent(share)}</span>"
-            for state, share in shown
-        )
+        bar = key = ""
+        for look, share in [(STATES[state], share) for state, share in self.shares.items() if share >= 0.001]:
+            text, area = f"{look.name} {percent(share)}", f"display:inline-block;background:{look.colour}"
+            bar += f'<i title="{text}" style="{area};height:100%;width:{100 * share:.2f}%"></i>'
+            square = f'<i style="{area};width:.8em;height:.8em"></i>'
+            key += f'<span style="white-space:nowrap;margin-right:1em">{square} {text}</span> '
         return (
             '<div class="gpuwatch" style="max-width:60em">'
             f'<div style="height:1.2em;white-space:nowrap;overflow:hidden;font-size:1em;line-height:0">{bar}</div>'
