@@ -66,17 +66,15 @@ def _waited_for(window: Window) -> tuple[int | None, list[Evidence]]:
                 behind.setdefault(rank, last)
     waiting = {rank: each for rank in behind for each in still[rank].collectives if each.pending}
     late = [rank for rank in behind if rank not in waiting] or list(behind)
-    texts = []
+    evidence = []
     for rank in late[:_LATE_SHOWN]:
         doing = f"it is in {still[rank].place}" if still[rank].place else "it is not in your own code"
         if rank in waiting:
             doing = f"it waits in {waiting[rank].operation} {waiting[rank].number} of group {waiting[rank].group}"
-        missing = behind[rank]
-        texts.append(
-            f"rank {rank} has not issued {missing.operation} {missing.number} of group {missing.group}, in which other ranks wait: {doing}"
-        )
-    alone = late[0] if len(late) == 1 and late[0] not in waiting else None
-    return alone, [Evidence("late", rank, "", text) for rank, text in zip(late, texts, strict=False)]
+        missing = f"{behind[rank].operation} {behind[rank].number} of group {behind[rank].group}"
+        text = f"rank {rank} has not issued {missing}, in which other ranks wait: {doing}"
+        evidence.append(Evidence("late", rank, "", text))
+    return late[0] if len(late) == 1 and late[0] not in waiting else None, evidence
 
 
 @lone("capture the stacks of all ranks before you kill any", explains=("stalled",), stacks="all ranks", alert="RunHung")
