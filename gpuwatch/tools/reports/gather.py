@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 
 import msgspec
 
@@ -18,9 +18,9 @@ from gpuwatch.diagnosis.report import give_verdict, is_short
 from gpuwatch.diagnosis.rules import BY_CAUSE, RULES, after_roots
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch.errors import ConfigError
-from gpuwatch.ledger.states import RUN_STATES, percentile, shares
+from gpuwatch.ledger.states import RUN_STATES, shares
 from gpuwatch.tools.reports import model
-from gpuwatch.tools.reports.statistics import block_means, mean_interval
+from gpuwatch.tools.reports.statistics import step_statistics
 
 _POINTS = 120  # intervals of the ledger over time, and groups of steps, at most
 _STEPS = 20_000
@@ -100,7 +100,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         samples=sum(samples) if samples else None,
         records_lost=sum(rank.records_lost for rank in ranks),
         verdict=end.verdict if end is not None and end.ranks >= len(ranks) else give_verdict(window),
-        step_time=_statistics(columns, len(columns) if len(columns) < expected else None),
+        step_time=step_statistics(columns, len(columns) if len(columns) < expected else None),
         findings=merge_findings(source.findings(run), conclusions, (started_s, until_s)),
         ranks=tuple(model.Rank(r.rank, r.host, r.pid, r.status, r.steps, _ordered(r.states)) for r in ranks),
         loader={name: value for name, value in loader.items() if name != "worker_pids"} or None,
@@ -130,26 +130,6 @@ def _columns(taken: LastSteps) -> StepColumns:
     waits, copies, rests, firsts, hiddens = zip(*rows, strict=True) if rows else ((),) * 5
     on_device = any(felt is not None for felt in taken.input_wait_s)
     return StepColumns(waits, copies, rests, firsts, hiddens if on_device else ())
-
-
-def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatistics | None:
-    mean, totals = columns.mean(), columns.later(columns.step_s)
-    if not totals:
-        return None
-    ordered, blocks = sorted(totals), block_means(totals)
-    return model.StepStatistics(
-        measured=mean.steps,
-        mean_s=fmean(totals),
-        mean_interval_s=mean_interval(blocks),
-        median_s=median(ordered),
-        p05_s=percentile(ordered, 5),
-        p95_s=percentile(ordered, 95),
-        data_wait_s=mean.wait_s,
-        transfer_s=mean.copy_s,
-        compute_s=mean.compute_s,
-        block_means_s=blocks,
-        of_last=of_last,
-    )
 
 
 def _steps_over_time(found: Steps) -> model.StepsOverTime:

@@ -14,6 +14,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import STATES
+from gpuwatch.tools.reports.statistics import StepStatistics
 from gpuwatch.tools.stacks.records import Stacks
 
 SCHEMA = "gpuwatch-report/1"
@@ -34,24 +35,6 @@ class Found(Finding, frozen=True, kw_only=True):
     @property
     def active_s(self) -> float:
         return sum(end - begin for begin, end in self.episodes)
-
-
-class StepStatistics(msgspec.Struct, frozen=True):
-    """Training steps, first batches of passes left out; by the device's timeline where it measured them."""
-
-    measured: int  # steps that these figures are of: the last ones, 20,000 at most
-    mean_s: float
-    mean_interval_s: tuple[float, float] | None
-    """95% confidence interval of the mean: t over means of blocks of consecutive steps; None with too few steps."""
-    median_s: float
-    p05_s: float
-    p95_s: float
-    data_wait_s: float
-    transfer_s: float
-    compute_s: float
-    """Means of the three parts."""
-    block_means_s: tuple[float, ...]  # of consecutive blocks of equal size, oldest first: the interval is made of them
-    of_last: int | None = None  # how many of the run's last steps were taken; None: all whose records came
 
 
 class LedgerOverTime(msgspec.Struct, frozen=True):

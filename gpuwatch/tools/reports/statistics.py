@@ -6,7 +6,12 @@ Student's t over the means of 20 blocks of consecutive steps (the method of batc
 
 from collections.abc import Sequence
 from math import exp, log, sqrt
-from statistics import fmean, variance
+from statistics import fmean, median, variance
+
+import msgspec
+
+from gpuwatch.diagnosis.window import StepColumns
+from gpuwatch.ledger.states import percentile
 
 _BLOCKS, _LEAST_BLOCKS = 20, 5
 _T_975 = (
@@ -15,6 +20,45 @@ _T_975 = (
     2.026, 2.024,
 )  # fmt: skip
 """Student's t for 95% in the middle, 1 to 38 degrees of freedom."""
+
+
+class StepStatistics(msgspec.Struct, frozen=True):
+    """Training steps, first batches of passes left out; by the device's timeline where it measured them."""
+
+    measured: int  # steps that these figures are of: the last ones, 20,000 at most
+    mean_s: float
+    mean_interval_s: tuple[float, float] | None
+    """95% confidence interval of the mean: t over means of blocks of consecutive steps; None with too few steps."""
+    median_s: float
+    p05_s: float
+    p95_s: float
+    data_wait_s: float
+    transfer_s: float
+    compute_s: float
+    """Means of the three parts."""
+    block_means_s: tuple[float, ...]  # of consecutive blocks of equal size, oldest first: the interval is made of them
+    of_last: int | None = None  # how many of the run's last steps were taken; None: all whose records came
+
+
+def step_statistics(columns: StepColumns, of_last: int | None) -> StepStatistics | None:
+    """Return the statistics of these steps; None where all of them are first batches."""
+    mean, totals = columns.mean(), columns.later(columns.step_s)
+    if not totals:
+        return None
+    ordered, blocks = sorted(totals), block_means(totals)
+    return StepStatistics(
+        measured=mean.steps,
+        mean_s=fmean(totals),
+        mean_interval_s=mean_interval(blocks),
+        median_s=median(ordered),
+        p05_s=percentile(ordered, 5),
+        p95_s=percentile(ordered, 95),
+        data_wait_s=mean.wait_s,
+        transfer_s=mean.copy_s,
+        compute_s=mean.compute_s,
+        block_means_s=blocks,
+        of_last=of_last,
+    )
 
 
 def block_means(values: Sequence[float]) -> tuple[float, ...]:
