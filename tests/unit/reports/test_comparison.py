@@ -63,6 +63,13 @@ def test_other_batch_sizes_are_compared_by_the_sample() -> None:
     assert found.speedup == pytest.approx(2.0)
 
 
+def test_few_steps_are_compared_without_an_interval() -> None:
+    few = gather(FakeSource([run(steps=4, samples=4 * 32)], steps(4, 0.010, 0.040)), "last", START_S)
+    found = compare(report(0.060, samples=400 * 32), few)
+    assert found.speedup == pytest.approx(2.0, rel=0.01) and found.speedup_interval is None
+    assert found.outcome[0].endswith("; too few steps for a confidence interval")
+
+
 def test_a_run_without_steps_cannot_be_compared_in_speed() -> None:
     none = gather(FakeSource([run(steps=0)], steps(0, 0.0, 0.0)), "last", START_S)
     found = compare(report(0.060, [FINDING]), none)
