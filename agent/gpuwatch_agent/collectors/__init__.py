@@ -2,9 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 from gpuwatch import api
 from gpuwatch.config import AgentSettings
@@ -19,23 +18,16 @@ from gpuwatch_agent.collectors.nvml import GpuCollector
 
 logger = logging.getLogger(__name__)
 
-
-class Collector(NamedTuple):
-    """One subject of the node.
-
-    `collect` is called from one thread, once a second, and returns samples of catalogued metrics. It raises `NoData`
-    where there is nothing to measure on this node (logged once, at info) and anything else for a failure (counted).
-    What was not measured is absent, never 0.
-    """
-
-    name: str
-    collect: Callable[[], Iterable[Sample]]
+Collect = Callable[[], Iterable[Sample]]
+"""Called from one thread, once a second; returns samples of catalogued metrics. It raises `NoData` where there is
+nothing to measure on this node (logged once, at info) and anything else for a failure (counted). What was not measured
+is absent, never 0."""
 
 
-def build(roots: Roots, gpus: DriverCollector) -> list[Collector]:
-    """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
-    made = ((of, of(roots).collect if isinstance(of, type) else partial(of, roots)) for of in node.COLLECTORS)
-    return [*(Collector(name_of(of), collect) for of, collect in made), Collector("gpu", gpus.collect)]
+def build(roots: Roots, gpus: DriverCollector) -> dict[str, Collect]:
+    """Return one of each collector by name, in the order in which they run. Before a call they read nothing."""
+    made = {name_of(of): of(roots).collect if isinstance(of, type) else partial(of, roots) for of in node.COLLECTORS}
+    return {**made, "gpu": gpus.collect}
 
 
 def name_of(collector: Callable[..., object]) -> str:
@@ -54,35 +46,34 @@ def gpu_source(roots: Roots, settings: AgentSettings = DEFAULTS) -> DriverCollec
 class CollectorRunner:
     """Runs all collectors of the node. A collector's new message is logged, repetitions are not."""
 
-    def __init__(self, collectors: Sequence[Collector]) -> None:
+    def __init__(self, collectors: Mapping[str, Collect]) -> None:
         self._collectors = collectors
-        self._last_message: dict[str, str | None] = {}
         self.outcomes: list[api.Collector] = []
 
     def tick(self) -> list[Sample]:
-        """Return the samples of all collectors, with their own durations and success."""
+        """Return the samples of all collectors, and which of them failed."""
+        former = {each.name: each.message for each in self.outcomes}
         samples: list[Sample] = []
-        self.outcomes = [self._one(collector, samples) for collector in self._collectors]
-        failed = ((each.name, float(not each.success)) for each in self.outcomes if each.success is not None)
-        return samples + [Sample("gpuwatch_collector_failed", value, (name,)) for name, value in failed]
-
-    def _one(self, collector: Collector, samples: list[Sample]) -> api.Collector:
-        begin = time.perf_counter()
-        success: bool | None = True
-        message: str | None = None
-        try:
-            samples.extend(list(collector.collect()))
-        except NoData as reason:
-            success, message = None, str(reason)
-        except Exception as error:
-            success, message = False, f"{type(error).__name__}: {error}"
-        outcome = api.Collector(collector.name, success, message, time.perf_counter() - begin)
-        if self._last_message.get(collector.name) != message:
-            self._last_message[collector.name] = message
+        self.outcomes = []
+        for name, collect in self._collectors.items():
+            begin = time.perf_counter()
+            success: bool | None = True
+            message: str | None = None
+            try:
+                samples.extend(list(collect()))
+            except NoData as reason:
+                success, message = None, str(reason)
+            except Exception as error:
+                success, message = False, f"{type(error).__name__}: {error}"
+            self.outcomes.append(api.Collector(name, success, message, time.perf_counter() - begin))
+            if success is not None:
+                samples.append(Sample("gpuwatch_collector_failed", float(not success), (name,)))
+            if message == former.get(name):
+                continue
             if message is None:
-                logger.info("collector %s works again", collector.name)
+                logger.info("collector %s works again", name)
             elif success is None:
-                logger.info("collector %s: nothing to measure here: %s", collector.name, message)
+                logger.info("collector %s: nothing to measure here: %s", name, message)
             else:
-                logger.warning("collector %s failed: %s", collector.name, message)
-        return outcome
+                logger.warning("collector %s failed: %s", name, message)
+        return samples

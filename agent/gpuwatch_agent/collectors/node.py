@@ -62,37 +62,24 @@ def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
 class CpuCollector:
     """CPU time by mode, and the number of online cores. Source: `/proc/stat`."""
 
-    def __init__(self, roots: Roots, ticks_per_s: int = proc.TICKS_PER_S) -> None:
+    def __init__(self, roots: Roots) -> None:
         self._roots = roots
-        self._ticks_per_s = ticks_per_s
         self._last: dict[str, float] = {}
 
     def collect(self) -> Iterable[Sample]:
         """Return the CPU time of the node since boot. Raises: NoData without /proc/stat."""
-        times = proc.parse_cpu_times(read_text(self._roots.procfs / "stat"), self._ticks_per_s)
+        times = proc.parse_cpu_times(read_text(self._roots.procfs / "stat"))
         self._last = never_back(self._last, times.seconds)
         samples = [Sample("gpuwatch_cpu_seconds_total", value, (mode,)) for mode, value in self._last.items()]
         return [*samples, Sample("gpuwatch_cpu_cores", times.cores)] if times.cores else samples
 
 
-def parse_loadavg(text: str) -> tuple[float, int]:
-    """Return (load over one minute, tasks that run or wait for a CPU now), from e.g. "0.20 0.18 0.12 1/80 11206".
-
-    Source: proc_loadavg(5). The number before the slash is /proc/stat's procs_running, without the cost of /proc/stat,
-    which adds up every interrupt of every core. Raises: NoData for an empty file, ValueError for odd text.
-    """
-    fields = text.split()
-    if not fields:
-        raise NoData("loadavg is empty")
-    if len(fields) < 4 or "/" not in fields[3]:
-        raise ValueError(f"loadavg: not as in proc_loadavg(5): {text.strip()!r}")
-    return float(fields[0]), int(fields[3].partition("/")[0])
-
-
 def load(roots: Roots) -> Iterable[Sample]:
     """Return the load average, and the tasks that run or wait for a CPU. Source: `/proc/loadavg`."""
-    load1, running = parse_loadavg(read_text(roots.procfs / "loadavg"))
-    return [Sample("gpuwatch_load1", load1), Sample("gpuwatch_procs_running", running)]
+    # As in "0.20 0.18 0.12 1/80 11206", proc_loadavg(5). /proc/stat has the 1 too, but adds up every interrupt for it.
+    load1, _, _, tasks, _ = read_text(roots.procfs / "loadavg").split()
+    running, _ = tasks.split("/")
+    return [Sample("gpuwatch_load1", float(load1)), Sample("gpuwatch_procs_running", int(running))]
 
 
 def pressure(roots: Roots) -> Iterable[Sample]:
@@ -138,18 +125,13 @@ def disk(roots: Roots) -> Iterable[Sample]:
         yield Sample("gpuwatch_disk_io_time_seconds_total", counts.busy_s, (name,))
 
 
-_LAYERED = re.compile(
+COUNTED_ELSEWHERE = re.compile(
     r"lo$"
     r"|veth|docker|br-|br\d|virbr|cni|cbr|cali|cilium|lxc|flannel|kube-|nodelocaldns|podman"  # containers' and bridges
     r"|vxlan|geneve|tun|tap|wg|sit|gre|erspan|ip6|ip_vti|ifb|dummy|bond|team"  # tunnels, and interfaces made of others
     r"|.*\.\d+$"  # VLANs
 )
-"""Interfaces whose bytes never leave the node, or are counted on the interface below as well."""
-
-
-def is_physical(name: str) -> bool:
-    """Return whether an interface's bytes count once: True for "eth0" (a container's too), False for "veth12ab"."""
-    return _LAYERED.match(name) is None
+"""Interfaces whose bytes never leave the node, or are counted on the one below too. A container's eth0 is none."""
 
 
 def network(roots: Roots) -> Iterable[Sample]:
@@ -161,7 +143,8 @@ def network(roots: Roots) -> Iterable[Sample]:
         text = read_text(roots.procfs / "1/net/dev")
     except (NoData, PermissionError):
         text = read_text(roots.procfs / "net/dev")
-    interfaces = {name: counts for name, counts in proc.parse_network(text).items() if is_physical(name)}
+    counted = proc.parse_network(text).items()
+    interfaces = {name: counts for name, counts in counted if not COUNTED_ELSEWHERE.match(name)}
     if not interfaces:
         raise NoData("this node has no network interface but virtual ones")
     for name, (received, sent) in interfaces.items():

@@ -17,7 +17,7 @@ from gpuwatch.api.client import Reply
 from gpuwatch.errors import NoData
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME, CATALOGUE, Sample
-from gpuwatch_agent.collectors import Collector, build
+from gpuwatch_agent.collectors import Collect, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.drivers import GpuDevice, Timing
 from gpuwatch_agent.collectors.node import Roots
@@ -41,12 +41,12 @@ class NoNvml(DcgmCollector):
         raise NoData("no driver")
 
 
-def node_collectors() -> list[Collector]:
+def node_collectors() -> list[Collect]:
     """Return the collectors of the fixture node, those that would look at this machine left out."""
     roots = Roots(procfs=FIXTURES / "node" / "proc", sysfs=FIXTURES / "node" / "sys", shm=FIXTURES)
     page = (FIXTURES / "dcgm" / "metrics.txt").read_bytes()
     gpus = NoNvml("http://node:9400", Timing(deadline_s=30), lambda *_: Reply(200, page))
-    return [c for c in build(roots, gpus) if c.name not in ("shm", "agent_process")]
+    return [collect for name, collect in build(roots, gpus).items() if name not in ("shm", "agent_process")]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def samples(tmp_path: Path) -> list[Sample]:
     found: list[Sample] = [*run_samples(run, WorkerWatch(table), int(wall_s(0) * S))]
     found += gpu_samples(gpus.accounts["GPU-1"], table, int(wall_s(0) * S))
     found += finding_samples(findings, [run])
-    found += [sample for collector in node_collectors() for sample in collector.collect()]
+    found += [sample for collect in node_collectors() for sample in collect()]
     present = {sample.metric for sample in found}
     for metric in CATALOGUE:
         if metric.name not in present:

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.node import load, parse_loadavg
+from gpuwatch_agent.collectors.node import load
 
 
 def test_values(node, values):
@@ -17,12 +17,9 @@ def test_no_file(bare, values):
         values(partial(load, bare))
 
 
-@pytest.mark.parametrize("text", ["0.20 0.18 0.12", "0.20 0.18 0.12 80 11206", "a b c 1/80 1"])
-def test_odd_text(text):
+@pytest.mark.parametrize("text", ["\n", "0.20 0.18 0.12", "0.20 0.18 0.12 80 11206", "a b c 1/80 1"])
+def test_odd_text(bare, values, text):
+    bare.procfs.mkdir()
+    (bare.procfs / "loadavg").write_text(text)
     with pytest.raises(ValueError):
-        parse_loadavg(text)
-
-
-def test_an_empty_file_is_no_data():
-    with pytest.raises(NoData):
-        parse_loadavg("\n")
+        values(partial(load, bare))
