@@ -112,21 +112,27 @@ def _expand(name: str) -> list[str]:
     return [str(each) for span in spans for each in span]
 
 
-def by_gpu(allocations: Iterable[Allocation], devices: Sequence[GpuDevice]) -> Allocations:
+def by_gpu(
+    allocations: Iterable[Allocation], devices: Sequence[GpuDevice], warn: Callable[[str], None] = log.warning
+) -> Allocations:
     """Return the owners of each GPU and MIG instance: who has a whole GPU has its instances.
 
     With an id that is none of the GPUs', those without an owner are left out: whether they are free is not known.
     """
     owners: dict[str, list[Owner]] = {device.uuid: [] for device in devices}
-    unknown = False
+    unknown = set[str]()
     for allocation in allocations:
         for name in allocation.gpus:
             named = _named(name, allocation.by_index, devices)
-            unknown = unknown or not named
+            if not named:
+                unknown.add(name)
             for uuid in named:
                 if allocation.owner not in owners[uuid]:
                     owners[uuid].append(allocation.owner)
-    return {uuid: tuple(found) for uuid, found in owners.items() if found or not unknown}
+    found = {uuid: tuple(of) for uuid, of in owners.items() if of or not unknown}
+    for name in sorted(unknown.difference(NOT_KNOWN.gpus)) if len(found) < len(devices) else ():
+        warn(f"{name!r} is allocated, but no GPU here has this id: no GPU counts as free")
+    return found
 
 
 def _named(name: str, by_index: bool, devices: Sequence[GpuDevice]) -> list[str]:
@@ -166,12 +172,7 @@ class AllocationWatch:
                 self._warn(f"the allocation of GPUs to jobs is unknown: {error}")
         if self._taken is None or now_s - self._taken[0] > _GOOD_FOR_S:
             return {}
-        found = by_gpu(self._taken[1], devices)
-        names = {name for each in self._taken[1] if each != NOT_KNOWN for name in each.gpus}
-        for name in sorted(names) if len(found) < len(devices) else ():
-            if not any(_named(name, by_index, devices) for by_index in (True, False)):
-                self._warn(f"{name!r} is allocated, but no GPU here has this id: no GPU counts as free")
-        return found
+        return by_gpu(self._taken[1], devices, self._warn)
 
     def _ask(self) -> list[Allocation]:
         """Return what the sources that exist say; `NOT_KNOWN` where none does. Raises: what one that fails raises."""
