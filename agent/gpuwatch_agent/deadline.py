@@ -1,4 +1,4 @@
-"""Threads of the agent: work in the background, and calls that may hang (a driver, a disk) with a deadline."""
+"""Threads of the agent: work in the background, calls that may hang (a driver, a disk) with a deadline, rare logs."""
 
 import queue
 import time
@@ -30,6 +30,23 @@ class Background:
 
     def _run(self) -> None:
         raise NotImplementedError
+
+
+class Rarely:
+    """Says whether a kind of message may be logged: each once in `every_s`. Beyond 100 kinds all are forgotten."""
+
+    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_s, self._clock = every_s, clock
+        self._logged_s: dict[str, float] = {}
+
+    def __call__(self, kind: str) -> bool:
+        now_s = self._clock()
+        if kind in self._logged_s and now_s - self._logged_s[kind] < self._every_s:
+            return False
+        if len(self._logged_s) > 100:
+            self._logged_s.clear()
+        self._logged_s[kind] = now_s
+        return True
 
 
 class DeadlineThread:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import re
 import socket
 import sqlite3
@@ -48,10 +47,9 @@ def make_app(
     slots = asyncio.Semaphore(_QUERIES_AT_ONCE)
 
     async def healthz(request: Request) -> Response:
-        idle = idle_s()
-        headers = {f"Gpuwatch-{name}-Age-Seconds": f"{age_s:.1f}" for name, age_s in idle.items()}
-        hanging = [f"the {name} has done nothing for {age_s:.0f} s" for name, age_s in idle.items() if age_s > WEDGED_S]
-        return PlainTextResponse("".join(f"{each}\n" for each in hanging) or "ok\n", 503 if hanging else 200, headers)
+        hanging = [(name, age_s) for name, age_s in idle_s().items() if age_s > WEDGED_S]
+        text = "".join(f"the {name} has done nothing for {age_s:.0f} s\n" for name, age_s in hanging)
+        return PlainTextResponse(text or "ok\n", 503 if hanging else 200)
 
     async def readyz(request: Request) -> Response:
         now = snapshot()
@@ -227,20 +225,3 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()
         else:
             self.loop.call_later(_IDLE_S, self.check)
-
-
-class OncePerMinute(logging.Filter):
-    """Lets each message through once a minute: a client's mistakes are no flood in the log."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._logged_s: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        now_s, kind = time.monotonic(), str(record.msg)
-        if now_s - self._logged_s.get(kind, -60.0) < 60.0:
-            return False
-        if len(self._logged_s) > 100:
-            self._logged_s.clear()
-        self._logged_s[kind] = now_s
-        return True

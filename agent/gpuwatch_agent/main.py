@@ -22,9 +22,10 @@ from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen, is_tcp
 from gpuwatch.wire.sockets import ZmqReceiver
 from gpuwatch_agent.access import Access, kept_token
+from gpuwatch_agent.deadline import Rarely
 from gpuwatch_agent.history import History
 from gpuwatch_agent.history.file import default_history
-from gpuwatch_agent.http import WEDGED_S, BoundedProtocol, Listener, OncePerMinute, make_app
+from gpuwatch_agent.http import WEDGED_S, BoundedProtocol, Listener, make_app
 from gpuwatch_agent.notify import Notifier
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.receiver import Receiver
@@ -97,8 +98,9 @@ def run_agent(config: Config) -> None:
         settings.load()
         settings.ssl = access.context
         server = _Server(settings)
+        may_log = Rarely(60.0)  # a client's mistakes are no flood in the log
         for name in ("uvicorn.error", "asyncio"):
-            logging.getLogger(name).addFilter(OncePerMinute())
+            logging.getLogger(name).addFilter(lambda record: may_log(str(record.msg)))
         url = f"http{'s' if access.context else ''}://{host_port(*server_socket.getsockname()[:2])}"
         logger.info("agent: %s/metrics, hooks at %s", url, ", ".join(endpoints))
         print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True)

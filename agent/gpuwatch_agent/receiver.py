@@ -20,7 +20,7 @@ from gpuwatch import wire
 from gpuwatch.errors import ProtocolError
 from gpuwatch.wire.endpoint import is_tcp
 from gpuwatch.wire.sockets import Peer, ZmqReceiver
-from gpuwatch_agent.deadline import Background
+from gpuwatch_agent.deadline import Background, Rarely
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Receiver(Background):
         self._lock = threading.Lock()
         self.received = 0
         self.rejected: Counter[str] = Counter()
-        self._refused_s: dict[str, float] = {}  # when each reason was logged last
+        self._may_log = Rarely(60.0, clock)
         self._connections = Connections(socket.endpoints)
         self.polled_s = clock()  # when the thread last asked for messages, on the monotonic clock
 
@@ -192,8 +192,7 @@ class Receiver(Background):
             reason = "wrong_token" if event == "refused" else "too_many_connections"
             with self._lock:
                 self.rejected[reason] += 1
-            if self._clock() - self._refused_s.get(reason, float("-inf")) >= 60.0:
-                self._refused_s[reason] = self._clock()
+            if self._may_log(reason):
                 logger.warning("connection refused: %s (%s so far)", why, self.rejected[reason])
 
     def _check_quota(self, size: int, peer: Peer) -> None:

@@ -28,7 +28,7 @@ from gpuwatch.api.client import MOST_OF_ANSWER, Http, is_url, why, without_passw
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import harmless
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.deadline import Background, DeadlineThread
+from gpuwatch_agent.deadline import Background, DeadlineThread, Rarely
 from gpuwatch_agent.evaluator import QUIET_S
 from gpuwatch_agent.exporter import Snapshot
 from gpuwatch_agent.otlp.messages import Event, MetricsConverter, logs_request
@@ -88,7 +88,7 @@ class OtlpPusher(Background):
         self._logs = Signal("/v1/logs", ExportLogsServiceResponse)
         self._pushed: Snapshot | None = None
         self._seen_s: dict[str, tuple[float, float]] = {}  # when an active finding was last seen, by both clocks
-        self._warned_hours: dict[str, float] = {}
+        self._may_warn = Rarely(3600.0)
         self._sent = self._failed = 0
         self._deadline = DeadlineThread("OTLP collector", TIMEOUT_S)
 
@@ -163,9 +163,7 @@ class OtlpPusher(Background):
 
     def _warn(self, kind: str, text: str, *arguments: object) -> None:
         """Log a warning once an hour for each kind."""
-        hour = time.monotonic() // 3600
-        if self._warned_hours.get(kind) != hour:
-            self._warned_hours[kind] = hour
+        if self._may_warn(kind):
             logger.warning(text, *arguments)
 
     def _run(self) -> None:
