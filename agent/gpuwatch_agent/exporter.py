@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from prometheus_client import exposition
@@ -65,17 +63,17 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
         yield Sample("gpuwatch_run_info", 1, (*key, *about))
 
 
-def recent_samples(view: api.Run) -> Iterator[Sample]:
-    """Yield the step time percentiles and the MFU of a run's last minute."""
-    recent = view.recent
-    if recent is None or view.status != RUNNING:
+def recent_samples(view: api.Run | None) -> Iterator[Sample]:
+    """Yield the step time percentiles and the MFU of a run's last minute; `view`: None before it was evaluated."""
+    if view is None or view.recent is None or view.status != RUNNING:
         return
+    key, recent = (view.run, str(view.rank)), view.recent
     for name in ("mfu", "mfu_estimated"):
         if (ratio := getattr(recent, f"{name}_ratio")) is not None:
-            yield Sample(f"gpuwatch_run_{name}_ratio", ratio, (view.run, str(view.rank)))
+            yield Sample(f"gpuwatch_run_{name}_ratio", ratio, key)
     for percentile, value in (("p50", recent.step_s_p50), ("p95", recent.step_s_p95)):
         if value is not None:
-            yield Sample("gpuwatch_step_percentile_seconds", value, (view.run, str(view.rank), percentile))
+            yield Sample("gpuwatch_step_percentile_seconds", value, (*key, percentile))
 
 
 def job_samples(jobs: Iterable[api.Job], runs: Mapping[str, Iterable[str]]) -> Iterator[Sample]:
@@ -176,7 +174,7 @@ def standard(samples: Iterable[Sample]) -> list[Sample]:
     return [each for each in kept if each.metric != "gpuwatch_gpu_throttled" or each.labels[2] in THROTTLED]
 
 
-_Values = defaultdict[str, dict[tuple[str, ...], Sample]]  # by metric and labels
+_Series = tuple[str, tuple[str, ...]]  # a metric, and its labels' values
 
 
 class Served:
@@ -190,8 +188,9 @@ class Served:
         self._full = full
         self._page = Page(())
         self._tick, self._taken, self._idle = 0, 0, _SCRAPED_TICKS
-        self._served, self._last = _Values(dict), _Values(dict)
-        self._grown: dict[str, dict[tuple[str, ...], int]] = {}  # the tick at which each value was new, of _QUIET
+        self._served: dict[_Series, Sample] = {}
+        self._last: dict[_Series, Sample] = {}
+        self._grown: dict[_Series, int] = {}  # the tick at which each value was new, of _QUIET
         self._waits: dict[tuple[str, ...], int] = {}  # how many scrapes must still take a group as it is served
         self._ended: dict[tuple[str, int, float], tuple[float, int]] = {}  # by run, rank and end: it may end again
 
@@ -226,47 +225,44 @@ class Served:
         if self._full:
             return Page(list(samples))
         shown: list[Sample] = []
-        found = _Values(dict)
+        found: dict[_Series, Sample] = {}
         for sample in samples:
             if (name := sample.metric) in _ALWAYS:
                 shown.append(sample)
             elif name in _COUNTED and (name != "gpuwatch_gpu_throttled" or sample.labels[2] in THROTTLED):
-                found[name][sample.labels] = sample
-        served = _Values(dict, {name: self._counted(name, values) for name, values in found.items()})
+                found[name, sample.labels] = sample
+        quiet = ((key, each) for key, each in found.items() if key[0] in _QUIET)
+        self._grown = {k: self._grown[k] if self._last.get(k) == each else self._tick for k, each in quiet}
+        served = {key: each for key, each in found.items() if self._is_served(key, each.value)}
         self._hold_back(found, served)
         self._last, self._served = found, served
-        self._page = Page([*shown, *chain.from_iterable(map(dict.values, served.values()))])
+        self._page = Page([*shown, *served.values()])
         return self._page
 
-    def _counted(self, name: str, values: dict[tuple[str, ...], Sample]) -> dict[tuple[str, ...], Sample]:
-        """Return a metric's samples but those left out for their 0, or as a state that the GPU is not in any more."""
-        if name in _QUIET:
-            last, grown = self._last[name], self._grown.get(name, {})
-            self._grown[name] = now = {k: grown[k] if last.get(k) == each else self._tick for k, each in values.items()}
-            return {k: each for k, each in values.items() if each.value and self._tick - now[k] < _QUIET_TICKS}
-        zeros, served = _FROM_ZERO if name == "gpuwatch_run_seconds_total" else (), self._served[name]
-        return {k: each for k, each in values.items() if each.value or k in served or (zeros and k[-1] in zeros)}
+    def _is_served(self, key: _Series, value: float) -> bool:
+        """Return whether a series is not left out for its 0, or as a state that the GPU is not in any more."""
+        metric, labels = key
+        if metric in _QUIET:
+            return value != 0 and self._tick - self._grown[key] < _QUIET_TICKS
+        from_zero = metric == "gpuwatch_run_seconds_total" and labels[-1] in _FROM_ZERO
+        return value != 0 or from_zero or key in self._served
 
-    def _hold_back(self, found: _Values, served: _Values) -> None:
+    def _hold_back(self, found: Mapping[_Series, Sample], served: dict[_Series, Sample]) -> None:
         """Put what was served last in the place of the samples of those groups that scrapes must take as they were."""
-        new = [_group(name, key) for name in served for key in served[name].keys() - self._served[name].keys()]
+        new = [_group(*key) for key in served.keys() - self._served.keys()]
         if not new and not self._waits:
             return
-        there = {_group(name, key) for name in found for key in found[name]}
-        there &= {_group(name, key) for name in self._last for key in self._last[name]}
+        there = {_group(*key) for key in found} & {_group(*key) for key in self._last}
         left = {group: waits - self._taken for group, waits in self._waits.items()} | dict.fromkeys(new, _TAKES)
         is_scraped = self._idle < _SCRAPED_TICKS
         self._waits = {group: n for group, n in left.items() if n > 0 and group in there and is_scraped}
-        for name, values in served.items() if self._waits else ():
-            for key in values:
-                if _group(name, key) in self._waits:
-                    known = self._served[name].get(key) or self._last[name].get(key)
-                    values[key] = known or Sample(name, 0.0, key)
+        for key in [key for key in served if _group(*key) in self._waits]:
+            served[key] = self._served.get(key) or self._last.get(key) or Sample(key[0], 0.0, key[1])
 
 
-def _group(name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
+def _group(metric: str, labels: tuple[str, ...]) -> tuple[str, ...]:
     """Return what it is held back with: a ledger's states and watermark, or all of a counter with its run or GPU."""
-    return (_LEDGERS.get(name, name), *(labels[:2] if name in _OWNED else ()))
+    return (_LEDGERS.get(metric, metric), *(labels[:2] if metric in _OWNED else ()))
 
 
 FORMATS: Sequence[Any] = (exposition, openmetrics)

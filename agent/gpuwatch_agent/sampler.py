@@ -179,7 +179,11 @@ class Sampler(Background):
         self._offset_ns = offset_ns
 
         def serve(run: Run) -> None:
-            found = list(self._run_samples(run, offset_ns)) if run.key in whole else []
+            found: list[Sample] = []
+            if run.key in whole:
+                found += exporter.run_samples(run, self._workers, offset_ns)
+                found += self._workers.samples(run)
+                found += exporter.recent_samples(self._evaluator.views.get(run.key))
             if run.changed:  # fails here, not in the transaction of all
                 record = run.record()
                 self._runs.weigh(run, record)
@@ -219,12 +223,6 @@ class Sampler(Background):
                 run.owner = self._table.owner(pid)
                 run.user = run.owner.user
         return found
-
-    def _run_samples(self, run: Run, offset_ns: int) -> Iterator[Sample]:
-        yield from exporter.run_samples(run, self._workers, offset_ns)
-        yield from self._workers.samples(run)
-        if (view := self._evaluator.views.get(run.key)) is not None:
-            yield from exporter.recent_samples(view)
 
     def _samples(self, runs: Sequence[Run], over: Sequence[Run], offset_ns: int, now_s: float) -> list[Sample]:
         samples: list[Sample] = [Sample("gpuwatch_run_up", 0, (r.run, str(r.rank))) for r in over]

@@ -98,13 +98,10 @@ class Reading:
 
     read: Read
     planned_s: float  # its interval while it is cheap
+    interval_s: float  # now, by the median: one call that hung does not predict the next one
     spent_s: float = 0.0
     rounds_s: deque[float] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
     due_s: float = -math.inf
-    interval_s: float = 0.0  # now, by the median: one call that hung does not predict the next one
-
-    def __post_init__(self) -> None:
-        self.interval_s = self.planned_s
 
     def is_due(self, now_s: float) -> bool:
         return now_s >= self.due_s - _SLACK_S
@@ -137,7 +134,7 @@ class Tier:
         self.thread = DeadlineThread(collector.library, collector.timing.deadline_s)
         self.current = ""  # the call in progress, for a timeout's message
         self._collector, self._clock = collector, collector.clock
-        self._readings = {name: Reading(read, every_s) for name, read in readings.items()}
+        self._readings = {name: Reading(read, every_s, every_s) for name, read in readings.items()}
         # written by the thread entry by entry; an entry is replaced whole, never changed
         self._values: dict[tuple[str, str], tuple[float, list[Value]]] = {}
 

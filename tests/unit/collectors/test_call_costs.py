@@ -8,7 +8,7 @@ from gpuwatch_agent.collectors.drivers import Reading
 
 
 def reading(planned_s: float = 1.0) -> Reading:
-    return Reading(lambda gpu: [], planned_s)
+    return Reading(lambda gpu: [], planned_s, planned_s)
 
 
 @pytest.mark.parametrize(
