@@ -154,7 +154,7 @@ class Access:
         tls, files = self._tls or Tls(), [Path(self._token_file)] if self._token_file else []
         if self._path:
             names = (self._path.name, tls.cert_file, tls.key_file, tls.client_ca_file)
-            files += [self._path.parent / name for name in names]
+            files += [self._path.parent / name for name in names if name]
         found = [file.stat() for file in files if file.exists()]
         return [(status.st_mtime_ns, status.st_size, status.st_ino) for status in found]
 

@@ -120,12 +120,15 @@ def test_a_user_s_password_is_needed_for_all_but_the_probes(ask: Callable[..., T
 
 
 def test_a_right_password_is_hashed_once_and_a_wrong_one_every_time(
-    ask: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+    ask: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked, check = [], bcrypt.checkpw
     monkeypatch.setattr(bcrypt, "checkpw", lambda given, hashed: checked.append(given) or check(given, hashed))
     client = ask(web=USERS)
     assert [status(client, "/metrics", basic("alice", "right")) for _ in range(5)] == [200] * 5
+    (tmp_path / "another file of the folder").touch()
+    client.access.refresh()
+    assert status(client, "/metrics", basic("alice", "right")) == 200
     assert checked == [b"right"]
     assert [status(client, "/metrics", basic("alice", "wrong")) for _ in range(2)] == [401] * 2
     assert status(client, "/metrics", basic("bob", "right")) == 401, "a cached password is its user's only"
