@@ -60,15 +60,16 @@ def test_more_files_than_are_read_make_no_gpu_free(tmp_path: Path) -> None:
     assert found[0] is NOT_KNOWN and "GPU-b" not in owners(*found) and "513 files" in warnings[0]
 
 
-def test_an_id_of_no_gpu_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, "1.json", {"gpus": ["GPU-of-another-node", 3], "job": "4711", "user": "alice", "account": "vision"})
+@pytest.mark.parametrize("name", ["GPU-of-another-node", "1"])  # 1 is an index here, but no /dev/nvidia1
+def test_an_id_of_no_gpu_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    write(tmp_path, "1.json", {"gpus": [name, 3], "job": "4711", "user": "alice", "account": "vision"})
     now = [100.0]
     watch = AllocationWatch(tmp_path, tmp_path / "kubelet.sock", clock=lambda: now[0])
     for _ in range(3):
         assert watch.tick(DEVICES, 20) == {"GPU-a": (ALICE,)}
         now[0] += 10
     assert [record.message for record in caplog.records] == [
-        "'GPU-of-another-node' is allocated, but no GPU here has this id: no GPU counts as free"
+        f"{name!r} is allocated, but no GPU here has this id: no GPU counts as free"
     ]
 
 
