@@ -127,6 +127,7 @@ class Requests:
                 samples.setdefault(thread, []).append(numbers)
             time.sleep(1 / request.rate_hz)
         names = {each.ident: each.name for each in threading.enumerate()}
+        names[threading.main_thread().ident] = "MainThread"  # whatever the program calls it
         profiles = [
             {"type": "sampled", "name": f'Process {request.pid} Thread {thread} "{names.get(thread, "")}"', "unit": "none",
              "startValue": 0, "endValue": len(taken), "samples": taken, "weights": [1] * len(taken)}

@@ -31,7 +31,7 @@ _REMEDY = (
     "run it as root (sudo); in a container start it with --cap-add SYS_PTRACE (and the agent with pid: host); "
     "or, for your own processes, sysctl kernel.yama.ptrace_scope=0"
 )
-_PROFILE = re.compile(r'^Process (\d+) Thread \S+ "(.*)"$')
+_MAIN_THREAD = re.compile(r'^Process (\d+) Thread (?:\1 ".*"|\S+ "MainThread")$')  # its number is the process's
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def read_profile(text: bytes, pid: int, rank: int = 0) -> tuple[ProcessStacks, .
         raise GpuwatchError(f"py-spy's output is not a profile: {error}; is it py-spy 0.4 or later?") from error
     by_pid: dict[int, list[_Stack]] = {}
     for profile in found.profiles:
-        if (named := _PROFILE.match(profile.name)) is not None and named[2] == "MainThread":
+        if (named := _MAIN_THREAD.match(profile.name)) is not None:
             stacks = [_own([found.shared.frames[index] for index in sample]) for sample in profile.samples]
             by_pid.setdefault(int(named[1]), []).extend(stacks)
     result: list[ProcessStacks] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 import torch
@@ -26,6 +27,7 @@ class Photos(Dataset[torch.Tensor]):
 
 
 def main() -> None:
+    threading.current_thread().name = "trainer"
     end = time.monotonic() + float(sys.argv[1])
     with gpuwatch.Watch(quiet=True) as w:
         for _ in w.steps(DataLoader(Photos(), batch_size=8, num_workers=2)):

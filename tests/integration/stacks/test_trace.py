@@ -40,6 +40,7 @@ def prefetch():
         time.sleep(0.01)
 
 threading.Thread(target=prefetch, daemon=True, name="prefetch").start()
+threading.main_thread().name = "trainer"
 end = time.monotonic() + 600
 kind = sys.argv[1]
 if kind == "loader":

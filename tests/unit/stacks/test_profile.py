@@ -33,8 +33,12 @@ def profile(*threads: tuple[int, str, list[list[Frame]]]) -> bytes:
     found: dict[str, Any] = {
         "shared": {"frames": [{"name": n, "file": f, "line": at, "col": None} for n, f, at in frames]},
         "profiles": [
-            {"name": f'Process {pid} Thread {pid} "{name}"', "samples": [[frames.index(f) for f in s] for s in samples]}
+            {
+                "name": f'Process {pid} Thread {thread} "{name}"',
+                "samples": [[frames.index(f) for f in s] for s in samples],
+            }
             for pid, name, samples in threads
+            for thread in [pid + 5000 if name.endswith(("gpuwatch", "FeederThread")) else pid]
         ],
     }
     return json.dumps(found).encode()
@@ -65,6 +69,14 @@ def test_the_deepest_line_of_the_users_code_counts_and_a_fork_is_not_charged_wit
     ]
     assert first.elsewhere_ratio == pytest.approx(0.1) and first.elsewhere == "selectors.py:415 select"
     assert (second.pid, second.index, second.lines, second.elsewhere_ratio) == (102, 1, (), 1.0)
+
+
+def test_the_main_thread_is_known_by_whatever_name() -> None:
+    samples = [[HEAD, MAIN]]
+    text = profile((100, "trainer", samples), (100, "gpuwatch", samples * 2))
+    assert [process.samples for process in read_profile(text, 100)] == [1]
+    unknown_number = profile((100, "MainThread", samples)).replace(b"Thread 100 ", b"Thread 0x7F0012 ")
+    assert [process.samples for process in read_profile(unknown_number, 100)] == [1]
 
 
 def test_a_users_installed_package_is_the_users_where_there_is_nothing_else_but_a_framework_never() -> None:
