@@ -19,7 +19,6 @@ from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import gpu_owner
 from gpuwatch_agent.processes import ProcessTable, Shm
-from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
 from gpuwatch_agent.runs.views import ActiveFinding
 from gpuwatch_agent.runs.window import THROTTLED
@@ -27,8 +26,8 @@ from gpuwatch_agent.runs.window import THROTTLED
 _COUNTERS = [(metric.name, metric.counter, metric.needs) for metric in CATALOGUE if metric.counter]
 
 
-def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[Sample]:
-    """Yield all series of one run. `wall_offset_ns`: Unix time minus the agent's monotonic clock."""
+def run_samples(run: Run, wall_offset_ns: int) -> Iterator[Sample]:
+    """Yield one run's series by its hook. `wall_offset_ns`: Unix time minus the agent's monotonic clock."""
     if run.ledger is None:
         return
     key, counts = (run.run, str(run.rank)), run.counts
@@ -43,7 +42,6 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     for metric, counter, needed in _COUNTERS:
         if needed is None or getattr(counts, needed):
             yield Sample(metric, getattr(counts, counter) / (1e9 if counter.endswith("_ns") else 1), key)
-    has_workers = run.worker_cpu_s or workers.count(run)
     values = {
         "gpuwatch_ledger_watermark_timestamp_seconds": (run.ledger.watermark_ns + wall_offset_ns) / 1e9,
         "gpuwatch_samples_total": counts.samples if counts.samples >= 0 else None,
@@ -51,8 +49,6 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
         "gpuwatch_run_up": float(run.status == RUNNING and run.activity != "silent"),
         "gpuwatch_run_job_over": 1 if run.job_over else None,
         "gpuwatch_step_records_lost_total": run.lost,
-        "gpuwatch_loader_worker_cpu_seconds_total": run.worker_cpu_s if has_workers else None,
-        "gpuwatch_loader_workers": workers.count(run) if has_workers else None,
     }
     yield from (Sample(metric, value, key) for metric, value in values.items() if value is not None)
     if (hello := run.hello) is not None:

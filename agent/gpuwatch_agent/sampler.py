@@ -181,7 +181,7 @@ class Sampler(Background):
         def serve(run: Run) -> None:
             found: list[Sample] = []
             if run.key in whole:
-                found += exporter.run_samples(run, self._workers, offset_ns)
+                found += exporter.run_samples(run, offset_ns)
                 found += self._workers.samples(run)
                 found += exporter.recent_samples(self._evaluator.views.get(run.key))
             if run.changed:  # fails here, not in the transaction of all

@@ -17,12 +17,17 @@ from gpuwatch.metrics import Sample
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.owners import is_of_job
 from gpuwatch_agent.runs import LOST, RUNNING, Run, RunKey
-from gpuwatch_agent.runs.records import WorkerIo
 
 _WINDOW_S = 15.0
 _MOST_WORKERS = 256
 _SAMPLES_KEPT = 16
 _USAGE_EVERY_NS = 5_000_000_000
+_TOTALS = {
+    "cpu_s": "gpuwatch_loader_worker_cpu_seconds_total",
+    "read_bytes": "gpuwatch_loader_worker_read_bytes_total",
+    "written_bytes": "gpuwatch_loader_worker_written_bytes_total",
+    "run_queue_s": "gpuwatch_loader_worker_run_queue_seconds_total",
+}
 
 
 @dataclass
@@ -32,9 +37,7 @@ class Seen:
     workers: blocked.Workers = field(default_factory=lambda: blocked.Workers(_WINDOW_S, _SAMPLES_KEPT))
     quotas: deque[cgroup.Quota] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
     received: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
-    process: proc.Stat | None = None
-    files: int | None = None
-    worker_states: tuple[str, ...] = ()
+    usage: Mapping[str, float | None] = field(default_factory=dict)  # by metric
 
 
 class WorkerWatch:
@@ -58,7 +61,7 @@ class WorkerWatch:
             if (seen := self._seen.get(run.key)) is None or not (is_due or usage_is_due or not seen.workers.times):
                 continue
             pids = _worker_pids(run, self.table)
-            run.worker_seen_s = {pid: run.worker_seen_s[pid] for pid in pids if pid in run.worker_seen_s}
+            run.worker_seen = {pid: run.worker_seen[pid] for pid in pids if pid in run.worker_seen}
             if not pids or not self._sample(run, seen, pids, now_ns):
                 seen.workers.times.clear()
             if usage_is_due:
@@ -74,22 +77,24 @@ class WorkerWatch:
         stats = {pid: stat for pid in pids if (stat := table.stat(pid)) is not None}
         found = seen.workers.sample(now_ns / 1e9, stats, table.procfs)
         for pid, cpu_s in found.items():
-            run.worker_cpu_s += max(0.0, cpu_s - run.worker_seen_s.get(pid, 0.0))
-            run.worker_seen_s[pid] = cpu_s
+            run.add_worker(pid, cpu_s=cpu_s)
         return bool(found)
 
     def _read_usage(self, run: Run, seen: Seen, pids: Sequence[int]) -> None:
         """Read what the processes use, and add up what the workers did since they were seen last."""
         pid = self.table.host_pid(run.hello)
-        seen.process = None if pid is None else self.table.stat(pid)
-        seen.files = None if pid is None else self.table.open_files(pid)
-        found = {pid: stat for pid in pids if (stat := self.table.stat(pid)) is not None}
-        seen.worker_states = tuple(stat.state for stat in found.values())
-        before, run.worker_io_seen = run.worker_io_seen, {}
-        for pid in found:
-            read, written = self.table.read(proc.io_bytes, pid) or (None, None)
-            io = run.worker_io_seen[pid] = WorkerIo(read, written, self.table.read(proc.run_queue_s, pid))
-            run.worker_io = run.worker_io.grown(io, before.get(pid, WorkerIo()))
+        process = None if pid is None else self.table.stat(pid)
+        workers = {each: stat for each in pids if (stat := self.table.stat(each)) is not None}
+        seen.usage = {
+            "gpuwatch_run_resident_memory_bytes": process.resident_bytes if process else None,
+            "gpuwatch_run_threads": process.threads if process else None,
+            "gpuwatch_run_open_files": None if pid is None else self.table.open_files(pid),
+            "gpuwatch_loader_workers_in_disk_wait": sum(s.state == "D" for s in workers.values()) if workers else None,
+        }
+        for worker in workers:
+            read, written = self.table.read(proc.io_bytes, worker) or (None, None)
+            queue_s = self.table.read(proc.run_queue_s, worker)
+            run.add_worker(worker, read_bytes=read, written_bytes=written, run_queue_s=queue_s)
 
     def of(self, run: Run) -> Seen:
         """Return what was seen of a run's processes."""
@@ -97,17 +102,9 @@ class WorkerWatch:
 
     def samples(self, run: Run) -> Iterator[Sample]:
         """Yield the series of one run's processes."""
-        seen, io = self.of(run), run.worker_io
-        waiting = seen.worker_states.count("D") if seen.worker_states else None
-        values = {
-            "gpuwatch_run_resident_memory_bytes": seen.process.resident_bytes if seen.process else None,
-            "gpuwatch_run_threads": seen.process.threads if seen.process else None,
-            "gpuwatch_run_open_files": seen.files,
-            "gpuwatch_loader_workers_in_disk_wait": waiting,
-            "gpuwatch_loader_worker_read_bytes_total": io.read_bytes,
-            "gpuwatch_loader_worker_written_bytes_total": io.written_bytes,
-            "gpuwatch_loader_worker_run_queue_seconds_total": io.run_queue_s,
-        }
+        values = {**self.of(run).usage, **{_TOTALS[name]: total for name, total in run.worker_totals.items()}}
+        if "cpu_s" in run.worker_totals:
+            values["gpuwatch_loader_workers"] = self.count(run)
         key = (run.run, str(run.rank))
         yield from (Sample(metric, value, key) for metric, value in values.items() if value is not None)
 

@@ -25,7 +25,7 @@ from gpuwatch.ledger.states import RUN_STATES, UNKNOWN, Ledger
 from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent.processes.owners import NO_OWNER, Owner
 from gpuwatch_agent.runs import timeline
-from gpuwatch_agent.runs.records import Counted, Sender, WorkerIo, add_counters, clock_offset_ns, went_back
+from gpuwatch_agent.runs.records import Counted, Sender, add_counters, clock_offset_ns, went_back
 from gpuwatch_agent.runs.timeline import RecentColumns, Stretch, Trace, read_columns
 
 SILENCE_NS = 10_000_000_000  # A hook sends twice a second; after so long without a message the time is `unknown`
@@ -65,10 +65,8 @@ class Run(msgspec.Struct, eq=False):
     before: wire.Counters = msgspec.field(default_factory=wire.Counters)
     """Counters of processes that are no longer among the senders."""
     lost: int = 0  # step records that never arrived
-    worker_cpu_s: float = 0.0
-    worker_seen_s: dict[int, float] = {}  # CPU time of each worker that is in `worker_cpu_s` already
-    worker_io: WorkerIo = WorkerIo()
-    worker_io_seen: dict[int, WorkerIo] = {}  # what each worker had done that is in `worker_io` already
+    worker_totals: dict[str, float] = {}  # what its workers have used, by name; absent: not readable
+    worker_seen: dict[int, dict[str, float]] = {}  # by pid: what each has used that is in `worker_totals` already
     user: str = ""
     owner: Owner = NO_OWNER
     uid: int | None = None  # the user whose processes alone send for it; None: not known
@@ -165,6 +163,14 @@ class Run(msgspec.Struct, eq=False):
             self.conclusion = _concluded(message) if len(self.senders) == 1 else None
             self._end(ENDED, now_s, [sender])
         return False
+
+    def add_worker(self, pid: int, **used: float | None) -> None:
+        """Add to the totals what a worker has used since it was seen last, of all it has used; None: not readable."""
+        seen = self.worker_seen.setdefault(pid, {})
+        for name, value in used.items():
+            if value is not None:
+                grown = max(0, value - seen.get(name, 0))
+                self.worker_totals[name], seen[name] = self.worker_totals.get(name, 0) + grown, value
 
     def add_energy(self, used: Mapping[str, float], share: float) -> None:
         """Add its share of the joules by state that a GPU used, in a run's states."""

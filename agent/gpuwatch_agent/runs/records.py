@@ -163,22 +163,6 @@ class Counted(msgspec.Struct):
         return msgspec.structs.replace(job, states=dict(self.seconds), attempts=self.attempts, started_s=started_s)
 
 
-class WorkerIo(msgspec.Struct, frozen=True):
-    """What loader workers have read, written and waited; None: not readable."""
-
-    read_bytes: int | None = None
-    written_bytes: int | None = None
-    run_queue_s: float | None = None
-
-    def grown(self, now: WorkerIo, before: WorkerIo) -> WorkerIo:
-        """Return these totals and what one worker did between two samples."""
-        grown = {}
-        for name in self.__struct_fields__:
-            total, seen = getattr(self, name), getattr(now, name)
-            grown[name] = total if seen is None else (total or 0) + max(0, seen - (getattr(before, name) or 0))
-        return WorkerIo(**grown)
-
-
 def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float) -> int:
     """Return the agent's monotonic clock minus a sender's: 0 for the same one; else by wall clocks, or by arrival."""
     arrival_ns = now_ns - origin.monotonic_ns

@@ -21,8 +21,6 @@ from gpuwatch import metrics, wire  # noqa: E402
 from gpuwatch.hook.watch import Watch  # noqa: E402
 from gpuwatch.ledger.device_timeline import COPY_CALL_NS  # noqa: E402
 from gpuwatch_agent.exporter import run_samples  # noqa: E402
-from gpuwatch_agent.processes import ProcessTable  # noqa: E402
-from gpuwatch_agent.processes.workers import WorkerWatch  # noqa: E402
 from gpuwatch_agent.runs import Run  # noqa: E402
 from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, states_ms, turn  # noqa: E402
 
@@ -501,11 +499,7 @@ def test_every_drop_is_counted_and_exported(monkeypatch: pytest.MonkeyPatch) -> 
     run = Run(watch.run, 0, watch.identity.boot_id)
     for message in reported(sender):
         run.apply(message, clock(), 0.0)
-    page = {
-        sample.metric: sample.value
-        for sample in run_samples(run, WorkerWatch(ProcessTable(Path("/proc"))), 0)
-        if isinstance(sample, metrics.Sample)
-    }
+    page = {sample.metric: sample.value for sample in run_samples(run, 0) if isinstance(sample, metrics.Sample)}
     assert page["gpuwatch_step_records_lost_total"] == dropped
     assert page["gpuwatch_steps_total"] == steps * turns, "the account loses nothing"
 

@@ -58,7 +58,7 @@ def samples(tmp_path: Path) -> list[Sample]:
     table = ProcessTable(tmp_path)
     hook = FakeHook()
     run = Run("run-a", 0, BOOT)
-    run.user, run.worker_cpu_s = "alice", 12.5
+    run.user, run.worker_totals = "alice", {"cpu_s": 12.5}
     hook.spend("startup", 1500 * MS)
     gpus = GpuLedgers()
     for _ in range(9):
@@ -74,7 +74,7 @@ def samples(tmp_path: Path) -> list[Sample]:
     findings = FindingTracker()
     for at_ns in (0, 4 * S):
         findings.update("run-a", 0, [FINDING], at_ns, 0.0)
-    found: list[Sample] = [*run_samples(run, WorkerWatch(table), int(wall_s(0) * S))]
+    found: list[Sample] = [*run_samples(run, int(wall_s(0) * S)), *WorkerWatch(table).samples(run)]
     found += gpu_samples(gpus.accounts["GPU-1"], table, int(wall_s(0) * S))
     found += finding_samples(findings, [run])
     found += [sample for collect in node_collectors() for sample in collect()]

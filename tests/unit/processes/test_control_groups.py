@@ -11,7 +11,7 @@ from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.host.proc import PAGE_BYTES
 from gpuwatch_agent.exporter import run_samples
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.workers import OomWatch, WorkerWatch
+from gpuwatch_agent.processes.workers import OomWatch
 from gpuwatch_agent.runs import Run, read_record
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S
 
@@ -181,7 +181,7 @@ def test_a_job_is_over_once_its_own_group_is_gone_and_not_with_that_of_a_step(tm
     shutil.rmtree((tmp_path / node.own).parent)
     node.tick(S)
     assert node.run.job_over
-    samples = {sample.metric: sample for sample in run_samples(node.run, WorkerWatch(node.table), 0)}
+    samples = {sample.metric: sample for sample in run_samples(node.run, 0)}
     assert samples["gpuwatch_run_job_over"].value == 1
     node.run.apply(node.hook.message(), node.hook.at_ns, 0.0)
     assert not node.run.job_over, "it was requeued"

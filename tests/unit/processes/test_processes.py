@@ -102,7 +102,7 @@ def test_workers_cpu_time_is_counted_once_over_a_restart_of_the_agent(table: Pro
     put(tmp_path, 21, cpu_s=10.0)
     put(tmp_path, 22, cpu_s=5.0)
     WorkerWatch(table).update([run], S)
-    assert run.worker_cpu_s == 15.0
+    assert run.worker_totals["cpu_s"] == 15.0
     record = run.record()
     assert record is not None
     kept = read_record(record)
@@ -110,7 +110,7 @@ def test_workers_cpu_time_is_counted_once_over_a_restart_of_the_agent(table: Pro
     put(tmp_path, 21, cpu_s=13.0)
     table.begin_tick()
     WorkerWatch(table).update([run], 3 * S)
-    assert run.worker_cpu_s == 18.0
+    assert run.worker_totals["cpu_s"] == 18.0
 
 
 def test_worker_that_ended_keeps_its_part_and_is_not_alive(table: ProcessTable, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_worker_that_ended_keeps_its_part_and_is_not_alive(table: ProcessTable, 
     put(tmp_path, 22, cpu_s=6.0)
     table.begin_tick()
     watch.update([run], 2 * S)
-    assert run.worker_cpu_s == 16.0
+    assert run.worker_totals["cpu_s"] == 16.0
     assert watch.count(run) == 1
     assert watch.of(run).workers.ratios() == (1.0,)
 

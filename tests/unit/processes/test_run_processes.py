@@ -138,7 +138,9 @@ def test_what_another_users_process_hides_is_absent(node: Node) -> None:
     assert {key[0] for key in found} == {
         "gpuwatch_run_resident_memory_bytes",
         "gpuwatch_run_threads",
+        "gpuwatch_loader_workers",
         "gpuwatch_loader_workers_in_disk_wait",
+        "gpuwatch_loader_worker_cpu_seconds_total",
         "gpuwatch_loader_worker_run_queue_seconds_total",
     }
 
@@ -148,7 +150,11 @@ def test_ended_run_keeps_its_totals_and_has_no_process(node: Node) -> None:
     node.put(21, read=1000)
     node.update(run)
     run.status = "ended"
-    assert {key[0] for key in node.update(run)} == {
+    found = node.update(run)
+    assert found["gpuwatch_loader_workers",] == 0
+    assert {key[0] for key in found} == {
+        "gpuwatch_loader_workers",
+        "gpuwatch_loader_worker_cpu_seconds_total",
         "gpuwatch_loader_worker_read_bytes_total",
         "gpuwatch_loader_worker_written_bytes_total",
         "gpuwatch_loader_worker_run_queue_seconds_total",

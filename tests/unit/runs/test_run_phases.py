@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -12,8 +10,6 @@ from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.window import make_window
 from gpuwatch.errors import ProtocolError
 from gpuwatch_agent.exporter import run_samples
-from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run, read_record
 from gpuwatch_agent.runs.views import run_view
 from tests.unit.agent.hooks import BOOT, FakeHook, S, wall_s
@@ -31,7 +27,7 @@ def hear(run: Run, hook: FakeHook) -> None:
 
 
 def series(run: Run, metric: str = "gpuwatch_phase_seconds_total") -> dict[str, float]:
-    found = run_samples(run, WorkerWatch(ProcessTable(Path("/none"))), 0)
+    found = run_samples(run, 0)
     return {sample.labels[-1]: sample.value for sample in found if sample.metric == metric}
 
 
