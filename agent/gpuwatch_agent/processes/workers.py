@@ -168,24 +168,16 @@ _MOST_SAMPLES = 30
 
 
 @dataclass(frozen=True)
-class _Group:
-    """The memory of a process's control group, and of those around it."""
-
-    kills: Mapping[Path, int] = field(default_factory=dict)  # by folder of a group that counts them, innermost first
-    own: Path | None = None
-    job: Path | None = None  # that of the whole job or pod
-    room: cgroup.MemoryRoom | None = None
-    peak_bytes: int | None = None
-
-
-@dataclass(frozen=True)
 class _Sample:
-    """A process while it was alive, or a zombie."""
+    """A process while it was alive, or a zombie, and the memory of its control group and of those around it."""
 
     at_ns: int
-    group: _Group
-    on_node: int | None
     resident_bytes: int
+    groups: tuple[Path, ...]  # innermost first
+    kills: Mapping[Path, int]  # in those groups that count them
+    on_node: int | None  # kills
+    room: cgroup.MemoryRoom | None
+    peak_bytes: int | None
 
 
 class OomWatch:
@@ -199,7 +191,6 @@ class OomWatch:
     def update(self, runs: Sequence[Run], now_ns: int) -> None:
         """Sample the counts of running runs; give lost runs what was counted since their last message."""
         samples, self._samples = self._samples, {}
-        groups: dict[Path, _Group] = {}
         on_node = proc.oom_kills_on_node(self._table.procfs) if any(run.status == RUNNING for run in runs) else None
         for run in runs:
             seen = samples.get(run.key, [])
@@ -209,32 +200,25 @@ class OomWatch:
             elif run.status == RUNNING and run.hello is not None:
                 pid = self._table.host_pid(run.hello)
                 if pid is not None and (stat := self._table.stat(pid)) is not None:
-                    sample = _Sample(now_ns, self._group(pid, groups), on_node, stat.resident_bytes)
+                    sample = self._sample(pid, now_ns, stat.resident_bytes, on_node)
                     seen = [*seen[1 - _MOST_SAMPLES :], sample]
-                    run.job_group = sample.group.job
+                    run.job_group = next((folder for folder in sample.groups if is_of_job(folder.name)), None)
                 # A kill may come right after a message: only a sample from before that has certainly not counted it.
                 before = [number for number, each in enumerate(seen) if each.at_ns <= run.heard_ns]
                 self._samples[run.key] = seen[before[-1] if before else 0 :]
 
-    def _group(self, pid: int, known: dict[Path, _Group]) -> _Group:
-        """Return a process's control group as it is now; `known` are those of this tick, which ranks may share."""
-        folders = self._table.groups("memory", pid)
-        if not folders:
-            return _Group()
-        if folders[0] not in known:
-            counting = folders if (folders[0] / cgroup.KILLS[0]).exists() else folders[:1]
-            kills = {folder: count for folder in counting if (count := cgroup.kills_in(folder)) is not None}
-            room = self._table.memory_room(pid)
-            peak = None if room is None else cgroup.memory_bytes(room.folder, "peak")
-            job = next((folder for folder in folders if is_of_job(folder.name)), None)
-            known[folders[0]] = _Group(kills, folders[0], job, room, peak)
-        return known[folders[0]]
+    def _sample(self, pid: int, now_ns: int, resident_bytes: int, on_node: int | None) -> _Sample:
+        groups, room = self._table.groups("memory", pid), self._table.memory_room(pid)
+        counting = groups if groups and (groups[0] / cgroup.KILLS[0]).exists() else groups[:1]
+        kills = {folder: count for folder in counting if (count := cgroup.kills_in(folder)) is not None}
+        peak_bytes = None if room is None else cgroup.memory_bytes(room.folder, "peak")
+        return _Sample(now_ns, resident_bytes, groups, kills, on_node, room, peak_bytes)
 
     def _grown(self, seen: Sequence[_Sample]) -> MemoryKills | None:
         where, kills = self._kills_since(seen[0])
         if kills <= 0:
             return None
-        rooms = [each.group.room for each in seen if each.group.room is not None]
+        rooms = [each.room for each in seen if each.room is not None]
         last_peak = cgroup.memory_bytes(rooms[-1].folder, "peak") if rooms else None
         return MemoryKills(
             where=where,
@@ -242,15 +226,15 @@ class OomWatch:
             limit_bytes=rooms[-1].limit_bytes if rooms else None,
             # The kernel takes a killed process's memory back before it is gone: the last sample may have little of it.
             used_bytes=_most(room.used_bytes for room in rooms),
-            peak_bytes=_most([*(each.group.peak_bytes for each in seen), last_peak]),
+            peak_bytes=_most([*(each.peak_bytes for each in seen), last_peak]),
             resident_bytes=_most(each.resident_bytes for each in seen),
         )
 
     def _kills_since(self, before: _Sample) -> tuple[_Where, int]:
         """Return (whose count was read, its growth): of the innermost group that still has one, else of the node."""
-        for folder, count in before.group.kills.items():
+        for folder, count in before.kills.items():
             if (now := cgroup.kills_in(folder)) is not None:
-                return ("group" if folder == before.group.own else "around"), now - count
+                return ("group" if folder == before.groups[0] else "around"), now - count
         now = proc.oom_kills_on_node(self._table.procfs)
         return "node", 0 if now is None or before.on_node is None else now - before.on_node
 
