@@ -5,9 +5,8 @@ own thread; the sampler starts it, collects its result in a later tick, and neve
 """
 
 import logging
-import threading
+import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpuwatch.errors import GpuwatchError
 from gpuwatch.formatting import file_name
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.spy import Target, take
+from gpuwatch_agent.deadline import DeadlineThread
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
@@ -56,25 +56,17 @@ class _Capture:
         return _wants(entry) and same_processes and entry.since_ns <= self.at_ns + _SERVES_NS
 
 
-def _in_a_thread(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="stacks", daemon=True).start()
-
-
 class StackWatch:
     """Owned by the sampler's thread; only `_sample` runs elsewhere."""
 
     def __init__(
-        self,
-        settings: StackSettings,
-        folder: Path,
-        take: Callable[[Sequence[Target], float, int], Stacks] = take,
-        start: Callable[[Callable[[], None]], None] = _in_a_thread,
+        self, settings: StackSettings, folder: Path, take: Callable[[Sequence[Target], float, int], Stacks] = take
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._take = take
-        self._start_thread = start
-        self._running: tuple[_Capture, Future[Stacks | None]] | None = None
+        self._thread = DeadlineThread("stacks", math.inf)
+        self._running: _Capture | None = None
         self._sampled_ns: dict[tuple[str, bool], int] = {}
         """When a run's stacks were last taken, of one rank or (True) all: a hang may come soon after a slow loader."""
         self._seen: list[tuple[_Capture, Stacks | None]] = []  # recent results; None where a capture failed
@@ -95,20 +87,24 @@ class StackWatch:
                 ranks = [each for each in runs if each.run == run.run] if _of_all(cause) else [run]
                 if targets := self._targets(ranks, cause, table, now_s):
                     self._sampled_ns[run.run, _of_all(cause)] = now_ns
-                    capture = _Capture(run.run, run.rank, cause, targets, now_ns)
-                    self._running = capture, Future()
-                    self._start_thread(partial(self._sample, *self._running))
+                    self._running = _Capture(run.run, run.rank, cause, targets, now_ns)
+                    self._advance(self._running)
                     return
 
     def _collect(self, tracker: FindingTracker, now_ns: int) -> None:
         self._seen = [seen for seen in self._seen if now_ns - seen[0].at_ns < 2 * _SERVES_NS]
-        if self._running is not None and self._running[1].done():
-            self._seen.append((self._running[0], self._running[1].result()))
-            self._running = None
+        if self._running is not None:
+            self._advance(self._running)
         for capture, stacks in self._seen:
             for (run, rank, _, _), entry in tracker.entries.items():
                 if capture.serves(run, rank, entry):
                     entry.stacks_taken, entry.stacks = True, stacks
+
+    def _advance(self, capture: _Capture) -> None:
+        """Start a capture, or take its result if it has ended."""
+        if (done := self._thread.offer(partial(self._sample, capture), 0.0)) is not None:
+            self._seen.append(done)
+            self._running = None
 
     def _targets(self, ranks: Sequence[Run], cause: str, table: ProcessTable, now_s: float) -> tuple[Target, ...]:
         found = []
@@ -118,7 +114,7 @@ class StackWatch:
                 found.append(Target(rank.rank, pid, self._folder / file))
         return tuple(found)
 
-    def _sample(self, capture: _Capture, result: Future[Stacks | None]) -> None:
+    def _sample(self, capture: _Capture) -> tuple[_Capture, Stacks | None]:
         stacks = None
         try:
             stacks = self._take(capture.targets, self._settings.seconds, self._settings.rate_hz)
@@ -130,5 +126,4 @@ class StackWatch:
             self._warn(f"no stacks for {capture.cause} of run {capture.run}: {error}")
         except Exception:
             logger.exception("sampling the stacks of run %s failed", capture.run)
-        finally:
-            result.set_result(stacks)
+        return capture, stacks

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
@@ -60,8 +63,17 @@ class Spy:
         return Stacks(1.0, seconds, rate_hz, processes, tuple(str(target.flame_graph) for target in targets))
 
 
-def world(tmp_path: Path, spy: Spy, *, automatic: bool = True, start: Callable[..., None] | None = None) -> StackWatch:
-    return StackWatch(StackSettings(automatic=automatic), tmp_path, spy, start or (lambda work: work()))
+class AtOnce:
+    """Stands for the thread: a capture has ended when it was started."""
+
+    def offer(self, work: Callable[[], Any], wait_s: float) -> Any:
+        return work()
+
+
+def world(tmp_path: Path, spy: Spy, **settings: Any) -> StackWatch:
+    watch = StackWatch(StackSettings(**{"automatic": True, **settings}), tmp_path, spy)
+    watch._thread = AtOnce()  # type: ignore[assignment]
+    return watch
 
 
 def ranks(*numbers: int) -> list[Run]:
@@ -158,16 +170,24 @@ def test_nothing_is_looked_at_unasked_or_for_what_stacks_do_not_explain(tmp_path
 
 
 def test_the_sampler_does_not_wait_for_a_look(tmp_path: Path) -> None:
-    spy = Spy()
-    waiting: list[Callable[[], None]] = []
-    watch, book, runs = world(tmp_path, spy, start=waiting.append), found(FindingTracker(), SLOW, 0), ranks(0)
+    spy, may_end = Spy(), Event()
+
+    def slow(*asked: Any) -> Stacks:
+        assert may_end.wait(10)
+        return spy(*asked)
+
+    watch, book, runs = StackWatch(StackSettings(automatic=True), tmp_path, slow), FindingTracker(), ranks(0)
+    found(book, SLOW, 0)
     for second in (4, 5):
         watch.tick(runs, book, Table(), second * S, float(second))
-    assert len(waiting) == 1 and spy.asked == []
+    assert spy.asked == []
     assert finding_view(book.active("run-a", 0)[0]).stacks is None
-    waiting[0]()
-    watch.tick(runs, book, Table(), 6 * S, 6.0)
-    assert finding_view(book.active("run-a", 0)[0]).stacks is not None
+    may_end.set()
+    end_s = time.monotonic() + 10
+    while finding_view(book.active("run-a", 0)[0]).stacks is None:
+        assert time.monotonic() < end_s
+        watch.tick(runs, book, Table(), 6 * S, 6.0)
+    assert spy.asked == [[100]]
 
 
 def test_a_look_that_fails_is_said_once_and_not_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +202,7 @@ def test_a_look_that_fails_is_said_once_and_not_tried_again(tmp_path: Path, capl
 
 
 def test_only_the_newest_flame_graphs_are_kept(tmp_path: Path) -> None:
-    watch = StackWatch(StackSettings(automatic=True, keep=3), tmp_path, Spy(), lambda work: work())
+    watch = world(tmp_path, Spy(), keep=3)
     for age in range(6):
         (tmp_path / f"{age}.speedscope.json").write_text("")
         os.utime(tmp_path / f"{age}.speedscope.json", (1000 - age, 1000 - age))
