@@ -185,7 +185,7 @@ class GpuTrends:
             names = ("memory_used_bytes", "power_watts", "tensor_active_ratio", "sm_clock_hertz", "utilization_ratio")
             found = [node.latest(f"gpuwatch_gpu_{name}", account.gpu, account.uuid) for name in names]
             memory, power, tensor, clock, utilization = found
-            last_ns = run.parts[-1].last_end_ns
+            last_ns = run.steps.last_end_ns
             stepping = last_ns is not None and now_ns - last_ns < _STEPPING_NS
             if stepping and power is not None:
                 trend.powers.append(power)

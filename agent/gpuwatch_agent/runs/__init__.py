@@ -87,27 +87,17 @@ class Run(msgspec.Struct, eq=False):
     heard_ns: int = 0  # when the last message arrived
     job_group: Path | None = None  # the control group of its whole job or pod, which the scheduler removes at its end
     restored: bool = False  # nothing was heard of it since this agent started
-    parts: list[RecentColumns] = msgspec.field(default_factory=lambda: [RecentColumns()])
-    """The steps of the last minute, and after them those of later messages, which `steps` joins by a copy of all."""
+    steps: RecentColumns = msgspec.field(default_factory=RecentColumns)  # those of the last minute
     kept: tuple[int, int] = 0, timeline.KEPT  # of the steps: since when, and how many at most
     seconds: list[tuple[int, dict[str, int], wire.Counters]] = []
     """(when, time by state, counters) of every second of the last minute."""
     changed: bool = True
     job: JobFacts | None = None  # what the ledger of its job says of interruptions and checkpoints; None: it has no job
-    added: list[wire.Counters | None] = []  # what was summed last in `counts`
-    sum_of_added: wire.Counters = msgspec.field(default_factory=wire.Counters)
     kept_bytes: int = 0  # what is kept and served of it takes about so much, as it was last weighed
 
     @property
     def key(self) -> RunKey:
         return self.run, self.rank
-
-    @property
-    def steps(self) -> RecentColumns:
-        """The steps of the last minute."""
-        first, *later = self.parts
-        self.parts = [first.followed_by(later, *self.kept)]
-        return self.parts[0]
 
     @property
     def ended_well(self) -> bool:
@@ -121,11 +111,8 @@ class Run(msgspec.Struct, eq=False):
     @property
     def counts(self) -> wire.Counters:
         """The counters of all its processes."""
-        added = [self.before, *(sender.sent for sender in self.senders.values())]
-        if list(map(id, added)) != list(map(id, self.added)):
-            only = added[1] if len(added) == 2 and self.before == wire.Counters() else None
-            self.added, self.sum_of_added = added, only or reduce(add_counters, added[1:], self.before)
-        return self.sum_of_added
+        sent = [sender.sent for sender in self.senders.values() if sender.sent is not None]
+        return sent[0] if len(sent) == 1 and self.before == wire.Counters() else reduce(add_counters, sent, self.before)
 
     def apply(self, message: wire.Message, now_ns: int, now_s: float, peer_pid: int = 0) -> bool:
         """Apply one message; return whether it had new step records.
@@ -199,6 +186,7 @@ class Run(msgspec.Struct, eq=False):
         while len(self.seconds) > 2 and self.seconds[1][0] <= now_ns - MINUTE_NS:
             del self.seconds[0]
         self.kept = now_ns - MINUTE_NS, min(timeline.KEPT, timeline.KEPT_OF_ALL // runs)
+        self.steps = self.steps.followed_by(RecentColumns(), *self.kept)
         self.trace.most_bytes = min(timeline.KEPT_BYTES, timeline.KEPT_BYTES_OF_ALL // runs)
 
     def recent(self) -> tuple[int, dict[str, int], wire.Counters, wire.Counters]:
@@ -261,7 +249,7 @@ class Run(msgspec.Struct, eq=False):
             sender.offset_ns = offset_ns
             return sender
         sender = self.senders[origin.sender] = Sender(offset_ns, self.boot_id, began_ns=None)
-        self.parts = [RecentColumns()]
+        self.steps = RecentColumns()
         if len(self.senders) > SENDERS_KEPT:
             oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
             self.before = add_counters(self.before, self.senders.pop(oldest).sent)
@@ -305,9 +293,7 @@ class Run(msgspec.Struct, eq=False):
         self.lost += message.first_step - sender.next_step
         sender.next_step = message.first_step + count
         if steps := read_columns(message.columns, sender.offset_ns):
-            self.parts.append(steps)
-            if sum(map(len, self.parts)) > 2 * self.kept[1]:  # they have not been read for long
-                self.parts = [self.steps]
+            self.steps = self.steps.followed_by(steps, *self.kept)
             self.last_step_s = now_s - (now_ns - steps.end_ns[-1]) / 1e9
         return "start_ns" in message.columns
 
@@ -476,7 +462,7 @@ class RunRegistry:
             if number >= self.KEEP_ENDED or now_s - (run.ended_s or 0.0) > self.KEEP_ENDED_S:
                 del self.runs[run.key]
             elif run.seconds and now_s - (run.ended_s or 0.0) > _EVALUATED_AFTER_S:
-                run.parts, run.seconds, run.trace = [RecentColumns()], [], Trace()  # its last minute was evaluated
+                run.steps, run.seconds, run.trace = RecentColumns(), [], Trace()  # its last minute was evaluated
 
     def _ended(self) -> list[Run]:
         over = [run for run in self.runs.values() if run.status != RUNNING and run.ended_s is not None]

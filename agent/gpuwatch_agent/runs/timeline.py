@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import takewhile
 
 from msgspec.structs import astuple
 
@@ -34,11 +34,11 @@ class RecentColumns(StepColumns, frozen=True):
     def last_end_ns(self) -> int | None:
         return self.end_ns[-1] if self.end_ns else None
 
-    def followed_by(self, later: Sequence[RecentColumns], since_ns: int = 0, most: int = KEPT) -> RecentColumns:
-        """Return these and later messages' steps since then, the last `most`. Former results are changed in place."""
+    def followed_by(self, later: RecentColumns, since_ns: int = 0, most: int = KEPT) -> RecentColumns:
+        """Return these and a later message's steps since then, the last `most`. Former results are changed in place."""
         columns = [each if isinstance(each, list) else [*each] for each in astuple(self)]
-        for column, *new in zip(columns, *map(astuple, later), strict=True):
-            column.extend(chain.from_iterable(new))
+        for column, new in zip(columns, astuple(later), strict=True):
+            column.extend(new)
         found = RecentColumns(*columns)
         old = max(0, bisect_left(found.end_ns, since_ns), len(found) - most)
         for column in columns:

@@ -148,7 +148,7 @@ def _as_seen_by(run: Run, host: HostFacts, workers: WorkerWatch) -> HostFacts:
 def ranks_by_run(runs: Sequence[Run]) -> dict[str, tuple[RankFacts, ...]]:
     """Return each run's ranks that train now, by rank; runs of a single rank are left out."""
     together: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.rank):
         if run.status == RUNNING and run.activity != "silent":
             together.setdefault(run.run, []).append(run)
     return {name: _compared(ranks) for name, ranks in together.items() if len(ranks) > 1}
@@ -158,12 +158,11 @@ def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
     """Return the ranks' mean steps over the time in which the steps of all of them are known."""
     begin_ns = max((run.steps.end_ns[0] for run in runs if run.steps), default=0)
     end_ns = min((run.steps.end_ns[-1] for run in runs if run.steps), default=0)
-    return tuple(_mean(run, begin_ns, end_ns) for run in sorted(runs, key=lambda run: run.rank))
-
-
-def _mean(run: Run, begin_ns: int, end_ns: int) -> RankFacts:
-    steps = run.steps
-    part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
-    waits_ns = steps.later(steps.comm_wait_ns, part)
-    comm_wait_s = fmean(waits_ns) / 1e9 if waits_ns and min(waits_ns) >= 0 else None
-    return RankFacts(run.rank, steps.mean(part), comm_wait_s, run.standstill)
+    found = []
+    for run in runs:
+        steps = run.steps
+        part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
+        waits_ns = steps.later(steps.comm_wait_ns, part)
+        comm_wait_s = fmean(waits_ns) / 1e9 if waits_ns and min(waits_ns) >= 0 else None
+        found.append(RankFacts(run.rank, steps.mean(part), comm_wait_s, run.standstill))
+    return tuple(found)

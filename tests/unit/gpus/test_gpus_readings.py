@@ -24,7 +24,8 @@ def held(run: Run | None) -> GpuAccount:
 
 def step(run: Run, end_ns: int) -> None:
     columns = {"start_ns": end_ns, "data_wait_ns": 0, "transfer_ns": 0, "compute_ns": 0}
-    run.parts.append(read_columns({name: wire.pack([v]) for name, v in columns.items()}, 0))
+    message = read_columns({name: wire.pack([v]) for name, v in columns.items()}, 0)
+    run.steps = run.steps.followed_by(message)
 
 
 def sample(trends: GpuTrends, account: GpuAccount, now_ns: int, **figures: float) -> RecentSamples:

@@ -31,7 +31,7 @@ def test_messages_are_joined_in_their_order_on_the_agents_clock() -> None:
         read_columns(packed(2, 1), 1000 * MS),
     )
     assert (first.last_end_ns, later.last_end_ns) == (1020 * MS, 1030 * MS)
-    found = RecentColumns().followed_by([first, later])
+    found = RecentColumns().followed_by(first).followed_by(later)
     assert found.end_ns == [1010 * MS, 1020 * MS, 1030 * MS]
     assert (found.data_wait_s[0], found.transfer_s[1], found.compute_s[2]) == (0.003, 0.001, 0.006)
     assert found.epoch_start == [True, False, False] and found.samples == [8, -1, -1]
@@ -57,30 +57,31 @@ def test_a_step_without_a_value_of_the_device_s_is_the_host_s(left_out: str, who
 
 def test_a_minute_and_no_more_than_so_many_are_kept() -> None:
     messages = [read_columns(packed(10 * message, 10), 0) for message in range(200)]
-    steps = RecentColumns().followed_by(messages, most=3000)
+    steps, none = RecentColumns(), RecentColumns()
+    for message in messages:
+        steps = steps.followed_by(message, most=3000)
     assert len(steps) == 2000 and steps.end_ns[0] == 10 * MS
-    assert len(RecentColumns().followed_by(messages)) == KEPT == len(steps.followed_by([]))
+    assert len(steps.followed_by(none)) == KEPT
     assert steps.end_ns[0] == 10 * MS * (2000 - KEPT + 1)
-    assert steps.followed_by([], 10 * MS * 1995).end_ns == [10 * MS * n for n in range(1995, 2001)]
-    assert len(steps.followed_by([], 10 * MS * 2001)) == 0
-    assert steps.followed_by(messages[:1]).end_ns == [10 * MS * n for n in range(1, 11)]
+    assert steps.followed_by(none, 10 * MS * 1995).end_ns == [10 * MS * n for n in range(1995, 2001)]
+    assert len(steps.followed_by(none, 10 * MS * 2001)) == 0
+    assert steps.followed_by(messages[0]).end_ns == [10 * MS * n for n in range(1, 11)]
 
 
 @pytest.mark.parametrize("runs", [1, 800])
-def test_steps_that_are_not_read_are_bounded(runs: int) -> None:
-    """The diagnosis reads them every few seconds."""
+def test_steps_are_bounded(runs: int) -> None:
     hook, run, most = FakeHook(1000 * S), Run("run-a", 0, BOOT), min(KEPT, KEPT_OF_ALL // runs)
     for _ in range(300):
         for _ in range(10):
             hook.step(MS, MS)
         run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
         run.remember(hook.at_ns, runs)
-        assert sum(map(len, run.parts)) <= 2 * most
+        assert len(run.steps) <= most
     assert (len(run.steps), run.steps.last_end_ns) == (most, hook.at_ns)
 
 
 def test_one_message_of_more_steps_than_are_kept() -> None:
-    steps = read_columns(packed(0, KEPT + 50), 0).followed_by([])
+    steps = read_columns(packed(0, KEPT + 50), 0).followed_by(RecentColumns())
     assert len(steps) == KEPT and steps.last_end_ns == 10 * MS * (KEPT + 50)
 
 
