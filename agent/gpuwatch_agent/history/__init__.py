@@ -147,10 +147,8 @@ class History:
         self._job("trimmed", lambda: self._delete_before(int((now_s - self._keep_s) * 1000)))
         self._job("trimmed", self._delete_surplus)
         # As a script: `execute` would take one step, which frees one page. At most 80 MB at a time, as it is slow.
-        self._job("vacuumed", lambda: self._connection.executescript("PRAGMA incremental_vacuum(20000)"), whole=False)
-        self._job(
-            "vacuumed", lambda: self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall(), whole=False
-        )
+        vacuum = "PRAGMA incremental_vacuum(20000); PRAGMA wal_checkpoint(TRUNCATE)"
+        self._job("vacuumed", lambda: self._connection.executescript(vacuum), whole=False)
         if self._is_damaged.is_set() and self._inode is not None:
             self._replace_file("a page of it cannot be read")
         self._note_size()
@@ -196,7 +194,9 @@ class History:
             self.bad_rows += rows
 
     def _delete_surplus(self) -> None:
-        if self._used_bytes() <= self._keep_bytes:
+        used = "(page_count - freelist_count) * page_size"
+        used = f"SELECT {used} FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+        if self._connection.execute(used).fetchone()[0] <= self._keep_bytes:
             return
         uids = {run.run: run.uid for run in self.reader.records()}
         by_user: dict[int | None, dict[str, int]] = {}
@@ -299,11 +299,6 @@ class History:
         run(f"DELETE FROM run WHERE NOT {LAST_RUNS}", (_MOST_RUNS_BYTES,))
         run("DELETE FROM layout WHERE id NOT IN (SELECT layout FROM tick UNION SELECT layout FROM tick_minute)")
         self._layout_id.cache_clear()
-
-    def _used_bytes(self) -> int:
-        used = "(page_count - freelist_count) * page_size"
-        query = f"SELECT {used} FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
-        return int(self._connection.execute(query).fetchone()[0])
 
 
 def _no_file() -> sqlite3.Connection:

@@ -34,8 +34,9 @@ class NothingKept(Exception):
 def runs(reader: HistoryReader, live: Sequence[api.Run], query: Query, prices: Prices) -> api.Runs:
     """Return the runs of /api/v1/runs, most recently active first; with `kept=all` also those only in the history."""
     kept = query.pop("kept", "live")
-    if kept not in ("live", "all") or query:
-        raise BadRequest(f"kept={kept!r}: give live or all, without other parameters" if not query else _unknown(query))
+    _check_is_empty(query)
+    if kept not in ("live", "all"):
+        raise BadRequest(f"kept={kept!r}: give live or all, without other parameters")
     known = {(view.run, view.rank) for view in live}
     records = reader.records() if kept == "all" else []
     old = [run_view(record, prices) for record in records if record.key not in known]
@@ -45,8 +46,7 @@ def runs(reader: HistoryReader, live: Sequence[api.Run], query: Query, prices: P
 def ledger(reader: HistoryReader, query: Query) -> api.LedgerOf:
     """Return seconds by state of every GPU and run over a period, by default the last hour."""
     start_s, end_s = _span(query, 3600)
-    if query:
-        raise BadRequest(_unknown(query))
+    _check_is_empty(query)
     gpus = reader.growth("gpuwatch_gpu_seconds_total", start_s, end_s, _MAX_POINTS)
     joules = reader.growth("gpuwatch_gpu_state_energy_joules_total", start_s, end_s, _MAX_POINTS)
     runs = reader.growth("gpuwatch_run_seconds_total", start_s, end_s, _MAX_POINTS)
@@ -74,10 +74,8 @@ def steps(reader: HistoryReader, run: str, query: Query) -> api.LastSteps | api.
     """Return a run's last steps, or with `points` all of them downsampled. Raises: BadRequest, NothingKept."""
     rank, is_last = int(number(query, "rank", 0)), "points" not in query
     count = size(query, "last", 600, _MAX_STEPS) if is_last else size(query, "points", 600, _MAX_BUCKETS)
-    ever = (("start", -EVER_S), ("end", EVER_S))
-    start_s, end_s = (limit_s if is_last else number(query, name, limit_s) for name, limit_s in ever)
-    if query:
-        raise BadRequest(_unknown(query))
+    start_s, end_s = (-EVER_S, EVER_S) if is_last else (number(query, "start", -EVER_S), number(query, "end", EVER_S))
+    _check_is_empty(query)
     found: api.LastSteps | api.Steps | None
     found = reader.last_steps(run, rank, count) if is_last else reader.steps(run, rank, count, start_s, end_s)
     if found is None:
@@ -132,5 +130,6 @@ def number(query: Query, name: str, default: float) -> float:
     return number
 
 
-def _unknown(query: Query) -> str:
-    return f"{next(iter(query))!r} is not a parameter here; see docs/reference/api.md"
+def _check_is_empty(query: Query) -> None:
+    if query:
+        raise BadRequest(f"{next(iter(query))!r} is not a parameter here; see docs/reference/api.md")

@@ -6,11 +6,13 @@ Other environment variables are not kept, and command lines are never read.
 import pwd
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from gpuwatch.host import cgroup
+from gpuwatch.host.proc import text_of
 
 _ID = r"[0-9a-f]{64}"
 _CONTAINER = re.compile(rf"(?:^|[-/:])({_ID})(?:\.scope)?(?=/|$)")
@@ -44,11 +46,10 @@ def parse_cgroup(text: str) -> Owner:
     """Return the innermost container, pod and job in the paths of /proc/PID/cgroup."""
     container = pod = job = step = ""
     for _, path in cgroup.parse(text):
-        container = container or _last(_CONTAINER, path)
-        pod = pod or _last(_POD, path)
-        if "slurm" in path and not job:
-            found = _JOB.search(path)
-            job, step = (found.group(1), found.group(2) or "") if found else ("", "")
+        container = container or "".join(_CONTAINER.findall(path)[-1:])
+        pod = pod or "".join(_POD.findall(path)[-1:])
+        if "slurm" in path and not job and (found := _JOB.search(path)):
+            job, step = found.groups("")
     return Owner(job=job, step=step, container_id=container, pod_uid=pod.replace("_", "-"))
 
 
@@ -56,11 +57,6 @@ def is_of_job(folder: str) -> bool:
     """Return whether it is the control group of a whole Slurm job or pod; steps and containers have theirs in it."""
     name = f"/{folder}"
     return _JOB.fullmatch(name) is not None or any(found.end() == len(name) for found in _POD.finditer(name))
-
-
-def _last(pattern: re.Pattern[str], path: str) -> str:
-    found = pattern.findall(path)
-    return found[-1] if found else ""
 
 
 SHARED = "shared"
@@ -76,7 +72,7 @@ ENVIRONMENT = {
 a process can set its environment, but not its group. POD_* and CONTAINER_NAME: a pod's use of the downward API."""
 POD_HOSTNAME = "HOSTNAME"  # read in a pod only, where the kubelet sets it to the pod's name
 _NAMES = frozenset(name for names in ENVIRONMENT.values() for name in names) | {POD_HOSTNAME}
-_MOST_ENVIRONMENT = 1 << 20
+_MOST_ENVIRONMENT = 1 << 20  # bytes
 _MOST_TEXT = 128
 
 
@@ -122,9 +118,11 @@ def together(owners: Iterable[Owner]) -> Owner:
 
 
 def read_owner(folder: Path, user: str) -> Owner:
-    """Return the owner of a user's process by its folder in /proc."""
-    group = parse_cgroup(_read(folder / "cgroup").decode("utf-8", "replace"))
-    return combine(user, group, allowed(_read(folder / "environ")))
+    """Return the owner of a user's process by its folder in /proc, whose files may be hidden or gone."""
+    environ = b""
+    with suppress(OSError), (folder / "environ").open("rb") as file:
+        environ = file.read(_MOST_ENVIRONMENT)
+    return combine(user, parse_cgroup(text_of(folder / "cgroup")), allowed(environ))
 
 
 def user_name(uid: int) -> str:
@@ -133,12 +131,3 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _read(path: Path) -> bytes:
-    """Return a file's first MiB; nothing for one that is gone, or that belongs to another user."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST_ENVIRONMENT)
-    except OSError:
-        return b""
