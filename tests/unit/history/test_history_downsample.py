@@ -174,9 +174,9 @@ def test_spread_is_that_of_what_was_measured(messages: list[list[int]]) -> None:
     for values in messages:
         spread = spread.plus(values)
     known = [value for values in messages for value in values if value >= 0]
-    assert (spread.count, spread.sum_ns) == (len(known), sum(known))
+    assert (spread.count, spread.sum) == (len(known), sum(known))
     if known:
-        assert (spread.least_ns, spread.most_ns) == (min(known), max(known))
+        assert (spread.least, spread.most) == (min(known), max(known))
 
 
 def test_a_file_of_an_older_schema_is_renamed_and_a_new_one_begun(
