@@ -103,7 +103,7 @@ class History:
         self._failing: set[str] = set()
         self._lock = lock_history(path)
         self.is_behind = self.was_behind = os.fstat(self._lock.fileno()).st_mtime == 0
-        self._connection = _no_file()
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)  # no job runs on it
         self._parts: list[Path] = []  # SQLite's other files
         self._open_if_possible(is_start=True)
 
@@ -169,6 +169,8 @@ class History:
 
     def _job(self, what: str, work: Callable[[], T], whole: bool = True) -> T | None:
         """Return a job's result, in a transaction if `whole`; None on failure: counted, and logged when it begins."""
+        if self._inode is None:
+            return None
         try:
             with self._connection if whole else nullcontext():  # which commits, or rolls back
                 if whole:
@@ -239,7 +241,7 @@ class History:
     def _close_file(self) -> None:
         self._is_damaged.clear()
         self._connection.close()
-        self._connection, self._inode, self._parts = _no_file(), None, []
+        self._inode, self._parts = None, []
 
     def _open_if_possible(self, is_start: bool = False) -> None:
         """Open the file or create it; else commits fail. Raises: ConfigError at the start, unless the disk is full."""
@@ -299,8 +301,3 @@ class History:
         run(f"DELETE FROM run WHERE NOT {LAST_RUNS}", (_MOST_RUNS_BYTES,))
         run("DELETE FROM layout WHERE id NOT IN (SELECT layout FROM tick UNION SELECT layout FROM tick_minute)")
         self._layout_id.cache_clear()
-
-
-def _no_file() -> sqlite3.Connection:
-    """Return a database for the jobs that need one while the file cannot be opened."""
-    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

@@ -217,6 +217,32 @@ def test_an_agent_starts_on_a_full_disk_and_writes_once_there_is_room(
     history.close()
 
 
+def test_a_history_that_cannot_be_opened_for_a_while_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for damaged, and renamed, by the first downsampling on a full disk."""
+    history = History(tmp_path / "history.db")
+    for second in range(10):
+        commit(history, second)
+    history.close()
+    with monkeypatch.context() as patch:
+
+        def full(path: Path) -> sqlite3.Connection:
+            raise ConfigError(f"--history {path}: database or disk is full; choose a file that you may write to")
+
+        patch.setattr("gpuwatch_agent.history.open_history", full)
+        patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0}))
+        history = History(tmp_path / "history.db")
+        for second in range(10, 15):
+            assert not commit(history, second)
+        history.downsample(BEGIN_S + 15)
+        history.trim(BEGIN_S + 15)
+    assert (history.damaged, history.failures) == (0, 5)
+    assert any(commit(history, second) for second in range(15, 30))
+    assert seconds(history) > 10
+    history.close()
+
+
 def test_a_wall_clock_that_jumps_ahead_deletes_nothing_for_an_hour() -> None:
     now = {"wall": 1_790_000_000.0, "monotonic": 5_000.0}
 
