@@ -196,9 +196,7 @@ class History:
             self.bad_rows += rows
 
     def _delete_surplus(self) -> None:
-        used = "(page_count - freelist_count) * page_size"
-        used = f"SELECT {used} FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
-        if self._connection.execute(used).fetchone()[0] <= self._keep_bytes:
+        if self._used_bytes() <= self._keep_bytes:
             return
         uids = {run.run: run.uid for run in self.reader.records()}
         by_user: dict[int | None, dict[str, int]] = {}
@@ -301,3 +299,8 @@ class History:
         run(f"DELETE FROM run WHERE NOT {LAST_RUNS}", (_MOST_RUNS_BYTES,))
         run("DELETE FROM layout WHERE id NOT IN (SELECT layout FROM tick UNION SELECT layout FROM tick_minute)")
         self._layout_id.cache_clear()
+
+    def _used_bytes(self) -> int:
+        used = "(page_count - freelist_count) * page_size"
+        query = f"SELECT {used} FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+        return int(self._connection.execute(query).fetchone()[0])

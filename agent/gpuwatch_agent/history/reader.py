@@ -7,6 +7,7 @@ import sqlite3
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import groupby
@@ -128,15 +129,14 @@ class HistoryReader:
         start_ms, end_ms = int(start_s * 1000), int(end_s * 1000)
         span = (start_ms, end_ms, max(1, (end_ms - start_ms) // (points - 1)), False)
         last: dict[tuple[str, ...], float] = {}
-        grown: dict[tuple[str, str], dict[str, float]] = {}
+        grown = defaultdict[tuple[str, str], dict[str, float]](lambda: defaultdict(float))
         for number, (_, values) in enumerate(self._rows_of(metric, {}, BY_NAME[metric].labels, span)):
             for (name, part, state), value in values.items():
                 before = last.get((name, part, state), 0.0 if number else value)
-                of = grown.setdefault((name, part), {})
-                of[state] = of.get(state, 0.0) + (value - before if value >= before else value)
+                if (growth := value - before if value >= before else value) > 0:
+                    grown[name, part][state] += growth
             last.update(values)
-        known = {key: {state: value for state, value in of.items() if value > 0} for key, of in grown.items()}
-        return {key: states for key, states in known.items() if states}
+        return grown
 
     def _rows_of(
         self, metric: str, labels: Mapping[str, str], shown: tuple[str, ...], span: tuple[int, int, int, bool]

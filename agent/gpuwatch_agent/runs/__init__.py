@@ -473,15 +473,14 @@ class RunRegistry:
         if ended := self._ended():
             del self.runs[ended[-1].key]
             return
-        by_user = Counter(run.uid for run in self.runs.values())
-        user, runs_of_user = by_user.most_common(1)[0]
-        by_process = Counter(_process(run) for run in self.runs.values() if run.uid == user)
-        process, runs_of_process = by_process.most_common(1)[0]
+        user, runs_of_user = Counter(run.uid for run in self.runs.values()).most_common(1)[0]
+        of_user = [run for run in self.runs.values() if run.uid == user]
+        process, runs_of_process = Counter(map(_process, of_user)).most_common(1)[0]
         own = peer.address if peer.is_remote else peer.pid
         greedy = runs_of_process > self._FAIR_SHARE and process and process != own
         if not greedy and not (user != peer.uid and runs_of_user > self.MAX_RUNS // 2):
             raise ProtocolError(f"more than {self.MAX_RUNS} runs: further ones are refused", "too_many_runs")
-        newest = [run for run in self.runs.values() if run.uid == user and _process(run) == process][-1]
+        newest = next(run for run in reversed(of_user) if _process(run) == process)
         del self.runs[newest.key]
         self.failures["given_up"] += 1
 

@@ -87,14 +87,11 @@ def recent_view(run: Run, window: Window) -> api.Recent | None:
     # Steps are kept for a minute, or up to a maximum: the rate is over their own span.
     span_s = max((steps.end_ns[-1] - steps.end_ns[0]) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
     _, _, now, then = run.recent()
-    counted = now.tokens >= 0 and now.steps > then.steps
-    tokens_per_step = (now.tokens - max(0, then.tokens)) / (now.steps - then.steps) if counted else None
-    done = Done(
-        span_s,
-        len(steps),
-        sum(steps.samples) if span_s > 0 and min(steps.samples) >= 0 else None,
-        None if tokens_per_step is None else tokens_per_step * len(steps),
-    )
+    samples = sum(steps.samples) if span_s > 0 and min(steps.samples) >= 0 else None
+    tokens = None
+    if now.tokens >= 0 and now.steps > then.steps:
+        tokens = (now.tokens - max(0, then.tokens)) / (now.steps - then.steps) * len(steps)
+    done = Done(span_s, len(steps), samples, tokens)
     return api.Recent(
         duration_s=window.duration_s,
         states=dict(window.states_s),
