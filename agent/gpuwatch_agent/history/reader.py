@@ -240,29 +240,22 @@ def _between(batches: Iterable[Batch], start_s: float, end_s: float) -> Iterator
 def _ticks(
     reader: sqlite3.Connection, start_ms: int, end_ms: int, step_ms: int, all_of_them: bool
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (time in ms, layout, packed values): each interval's last, or all of them (thinned out beyond MOST_TICKS).
+    """Return (time in ms, layout, packed values): each interval's last, or all of them (thinned out beyond MOST_TICKS).
 
     A downsampled minute has one row; of all of them, two: its min and max.
     """
-    span = (start_ms, end_ms)
-    if not all_of_them:
-        yield from reader.execute(
-            "SELECT max(time_ms), layout, row FROM ("
-            " SELECT time_ms, layout, row FROM tick_minute WHERE time_ms BETWEEN ? AND ?"
-            " UNION ALL SELECT time_ms, layout, row FROM tick WHERE time_ms BETWEEN ? AND ?"
-            ") GROUP BY time_ms / ?",
-            (*span, *span, step_ms),
-        )
-        return
-    minutes = "SELECT time_ms, layout, low, high FROM tick_minute WHERE time_ms BETWEEN ? AND ? ORDER BY time_ms"
-    for time_ms, layout, low, high in reader.execute(minutes, span):
-        yield time_ms, layout, low
-        yield time_ms, layout, high
-    every = -(-(end_ms - start_ms) // (1000 * MOST_TICKS)) or 1
-    yield from reader.execute(
-        "SELECT time_ms, layout, row FROM tick WHERE time_ms BETWEEN ? AND ? AND time_ms / 1000 % ? = 0 ORDER BY time_ms",
-        (*span, every),
+    minutes, ticks = (f"FROM {table} WHERE time_ms BETWEEN :start AND :end" for table in ("tick_minute", "tick"))
+    query = (
+        f"SELECT max(time_ms), layout, row FROM (SELECT time_ms, layout, row {minutes}"
+        f" UNION ALL SELECT time_ms, layout, row {ticks}) GROUP BY time_ms / :step"
     )
+    if all_of_them:
+        query = (
+            f"SELECT time_ms, layout, low {minutes} UNION ALL SELECT time_ms, layout, high {minutes}"
+            f" UNION ALL SELECT time_ms, layout, row {ticks} AND time_ms / 1000 % :every = 0 ORDER BY time_ms"
+        )
+    every = -(-(end_ms - start_ms) // (1000 * MOST_TICKS)) or 1
+    return reader.execute(query, {"start": start_ms, "end": end_ms, "step": step_ms, "every": every})
 
 
 def _reduced(series: Iterable[tuple[int, float]], interval_ms: int, extremes: bool) -> list[tuple[int, float]]:
