@@ -111,8 +111,6 @@ def combine(user: str, group: Owner, variables: dict[str, str]) -> Owner:
 def together(owners: Iterable[Owner]) -> Owner:
     """Return the owner of several processes: "shared" where they differ."""
     several = list(owners)
-    if len(several) == 1:
-        return several[0]
     values = {name: sorted({getattr(owner, name) for owner in several} - {""}) for name in Owner.__struct_fields__}
     return Owner(**{name: found[0] if len(found) == 1 else (SHARED if found else "") for name, found in values.items()})
 

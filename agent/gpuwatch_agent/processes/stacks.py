@@ -31,8 +31,9 @@ _SERVES_NS = 60_000_000_000
 _SUFFIX = ".speedscope.json"
 
 
-def _of_all(cause: str) -> bool:
-    return BY_CAUSE[cause].stacks == "all ranks"
+def _subject(run: str, rank: int, cause: str) -> tuple[str, int | None]:
+    """Return whose stacks show more of a cause: a run and its rank; None: all its ranks."""
+    return run, None if BY_CAUSE[cause].stacks == "all ranks" else rank
 
 
 def _wants(entry: ActiveFinding) -> bool:
@@ -41,19 +42,12 @@ def _wants(entry: ActiveFinding) -> bool:
 
 @dataclass(frozen=True)
 class _Capture:
-    """One capture in progress: for which finding, and of which processes."""
+    """One capture: for which finding, and of which processes."""
 
-    run: str
-    rank: int
+    subject: tuple[str, int | None]
     cause: str
     targets: tuple[Target, ...]
     at_ns: int
-
-    def serves(self, run: str, rank: int, entry: ActiveFinding) -> bool:
-        """Return whether this capture serves a finding."""
-        same_processes = run == self.run and (_of_all(self.cause) or rank == self.rank)
-        same_processes = same_processes and _of_all(entry.finding.cause) == _of_all(self.cause)
-        return _wants(entry) and same_processes and entry.since_ns <= self.at_ns + _SERVES_NS
 
 
 class StackWatch:
@@ -82,12 +76,14 @@ class StackWatch:
         for run in runs:
             for entry in tracker.active(run.run, run.rank) if run.status == RUNNING else ():
                 cause = entry.finding.cause
-                if not _wants(entry) or (run.run, _of_all(cause)) in self._sampled_ns:
+                subject = _subject(*run.key, cause)
+                of_all = subject[1] is None
+                if not _wants(entry) or (run.run, of_all) in self._sampled_ns:
                     continue
-                ranks = [each for each in runs if each.run == run.run] if _of_all(cause) else [run]
+                ranks = [each for each in runs if each.run == run.run] if of_all else [run]
                 if targets := self._targets(ranks, cause, table, now_s):
-                    self._sampled_ns[run.run, _of_all(cause)] = now_ns
-                    self._running = _Capture(run.run, run.rank, cause, targets, now_ns)
+                    self._sampled_ns[run.run, of_all] = now_ns
+                    self._running = _Capture(subject, cause, targets, now_ns)
                     self._advance(self._running)
                     return
 
@@ -96,8 +92,11 @@ class StackWatch:
         if self._running is not None:
             self._advance(self._running)
         for capture, stacks in self._seen:
-            for (run, rank, _, _), entry in tracker.entries.items():
-                if capture.serves(run, rank, entry):
+            for (run, rank, cause, _), entry in tracker.entries.items():
+                is_about = (
+                    _subject(run, rank, cause) == capture.subject and entry.since_ns <= capture.at_ns + _SERVES_NS
+                )
+                if is_about and _wants(entry):
                     entry.stacks_taken, entry.stacks = True, stacks
 
     def _advance(self, capture: _Capture) -> None:
@@ -123,7 +122,7 @@ class StackWatch:
             for path in kept[: -self._settings.keep]:
                 path.unlink(missing_ok=True)
         except (GpuwatchError, OSError) as error:
-            self._warn(f"no stacks for {capture.cause} of run {capture.run}: {error}")
+            self._warn(f"no stacks for {capture.cause} of run {capture.subject[0]}: {error}")
         except Exception:
-            logger.exception("sampling the stacks of run %s failed", capture.run)
+            logger.exception("sampling the stacks of run %s failed", capture.subject[0])
         return capture, stacks
