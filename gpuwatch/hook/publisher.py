@@ -10,10 +10,11 @@ import queue
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,11 +22,11 @@ from gpuwatch import wire
 from gpuwatch.diagnosis.rates import PRICE_VARIABLE, Done, parse_price
 from gpuwatch.errors import ConfigError, pass_on
 from gpuwatch.hook.account import Accounts, thresholds
-from gpuwatch.hook.identity import Membership
+from gpuwatch.hook.identity import Identity, Membership
 from gpuwatch.hook.ranks import RankExchange
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.memory import peak_bytes
-from gpuwatch.hook.transport import Encoder, RunFacts, SendBuffer, columns
+from gpuwatch.hook.transport import RunFacts, SendBuffer, columns, hello
 from gpuwatch.host.proc import optional, run_queue_s
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ class Publisher:
         self._recorder = recorder
         self.membership = membership
         self.send_buffer = SendBuffer(endpoint)
-        self._encoder: Encoder | None = None
         self._facts = facts
+        self._published: Identity | None = None  # the one that messages were last made under
+        self._sender_id = uuid.uuid4().hex
         self.hello_due = True
         self._accepted = False  # an agent has taken a message
         self._dropped = 0  # steps that were never put into a message, because there was no agent
@@ -267,28 +269,25 @@ class Publisher:
                     self._warn("endpoint", "gpuwatch: nothing is sent to an agent: %s", error)
             if buffer.sender is None:
                 return
-            encoder = self._current_encoder()
+            who = self._identify()
             if self.hello_due:
-                self._send_hello(encoder, buffer.sender, _CONNECT_TRIES if bye and not self._accepted else 1)
+                self._send_hello(who, buffer.sender, _CONNECT_TRIES if bye and not self._accepted else 1)
             fetch_cpu_ratio = self._fetch_cpu_ratio()
-            while True:  # without steps too: a heartbeat
-                steps = unsent[published : published + wire.MAX_STEPS_A_MESSAGE]
-                message = encoder.message(
+            for at in range(0, len(unsent) or 1, wire.MAX_STEPS_A_MESSAGE):  # without steps too: a heartbeat
+                steps = unsent[at : at + wire.MAX_STEPS_A_MESSAGE]
+                message = self._message(
                     wire.Steps,
-                    self._totals(),
+                    who,
                     columns=columns(steps),
-                    first_step=first_step + published,
+                    first_step=first_step + at,
                     activity=self.accounts.activity,
                     fetch_cpu_ratio=fetch_cpu_ratio,
                     standstill=self.accounts.standstill,
                 )
                 buffer.append(message, len(steps))
                 published += len(steps)
-                if published == len(unsent):
-                    break
             if bye:
-                last = {"failed": self.raised, "conclusion": self._conclusion()}
-                buffer.append(encoder.message(wire.Bye, self._totals(), **last))
+                buffer.append(self._message(wire.Bye, who, failed=self.raised, conclusion=self._conclusion()))
             buffer.flush(held=self.hello_due)
         finally:
             self._dropped += len(unsent) - published
@@ -307,29 +306,34 @@ class Publisher:
             return b""
         return encoded if report.steps and len(encoded) <= wire.MAX_CONCLUSION_BYTES else b""
 
-    def _send_hello(self, encoder: Encoder, sender: ZmqSender, tries: int) -> None:
+    def _send_hello(self, who: Identity, sender: ZmqSender, tries: int) -> None:
         """Send who we are. At the end of a run that was too short for a connection, wait for that for a moment."""
         for left in reversed(range(tries)):
             with self.accounts.lock:
-                message = encoder.hello(self.accounts)
+                message = wire.encode(hello(self._origin(who), who, self._facts, self.accounts))
             if sender.send(message):
                 self.hello_due, self._accepted = False, True
                 return
             if left:
                 time.sleep(_CONNECT_TRY_S)
 
-    def _current_encoder(self) -> Encoder:
-        """Return the encoder of the present identity; the run that was published under another one ends."""
-        before, now = self._encoder, self.membership.identity
-        if before is not None and (before.identity.run, before.identity.rank) == (now.run, now.rank):
-            before.identity = now
-            return before
-        if before is not None:
-            self.send_buffer.append(before.message(wire.Bye, self._totals(), failed=False))
+    def _identify(self) -> Identity:
+        """Return the identity to publish under; the run that was published under another one ends."""
+        before, now = self._published, self.membership.identity
+        if before is not None and (before.run, before.rank) != (now.run, now.rank):
+            self.send_buffer.append(self._message(wire.Bye, before))
             self.send_buffer.flush()
-            self.hello_due = True
-        self._encoder = Encoder(now, self._facts, self._recorder.clock)
-        return self._encoder
+            self.hello_due, self._sender_id = True, uuid.uuid4().hex
+        self._published = now
+        return now
+
+    def _message(self, kind: type[wire.Steps | wire.Bye], who: Identity, **fields: Any) -> bytes:
+        """Return a message about the run so far, or its last one."""
+        return wire.encode(kind(totals=self._totals(), origin=self._origin(who), run=who.run, rank=who.rank, **fields))
+
+    def _origin(self, who: Identity) -> wire.Origin:
+        monotonic_ns, time_ns = self._recorder.clock(), time.time_ns()
+        return wire.Origin(wire.PROTOCOL_VERSION, self._sender_id, who.boot_id, monotonic_ns, time_ns)
 
     def failed(self, doing: str, error: BaseException) -> None:
         """Count a failure, and log each kind once. What a signal handler of the user's raised is raised again."""

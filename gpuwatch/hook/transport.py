@@ -1,15 +1,12 @@
-"""How a run's messages reach an agent: encoded, buffered while no agent takes them."""
+"""What a run's messages consist of, and how they reach an agent: they are buffered while none takes them."""
 
 from __future__ import annotations
 
 import contextlib
 import platform
 import sys
-import time
-import uuid
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import asdict
@@ -36,49 +33,24 @@ class RunFacts(msgspec.Struct, frozen=True):
     breakdown: bool = False  # compute is divided into sections
 
 
-class Encoder:
-    """Encodes one run's messages."""
-
-    def __init__(self, identity: Identity, facts: RunFacts, clock: Callable[[], int]) -> None:
-        self.identity = identity
-        self._facts = facts
-        self._clock = clock
-        self._id = uuid.uuid4().hex
-
-    def hello(self, accounts: Accounts) -> bytes:
-        """Return the message that identifies the run. Call with the accounts' lock held."""
-        torch = sys.modules.get("torch")
-        versions = {"gpuwatch": __version__, "python": platform.python_version()}
-        if torch is not None:
-            versions["torch"] = str(getattr(torch, "__version__", ""))[:64]
-        known = {**asdict(self.identity), **asdict(self._facts)}
-        return wire.encode(
-            wire.Hello(
-                origin=self._origin(),
-                timeline=accounts.which_clock,
-                device=device(),
-                loader=accounts.loader_with_batch(),
-                versions=versions,
-                worker_deaths=accounts.worker_deaths,
-                first_step=accounts.first_step,
-                rewinds=accounts.rewinds,
-                **{name: value for name, value in known.items() if name in wire.Hello.__struct_fields__},
-            )
-        )
-
-    def message(self, kind: type[wire.Steps | wire.Bye], totals: wire.Totals, **fields: Any) -> bytes:
-        """Return a message about the run so far, or its last one."""
-        who = self.identity
-        return wire.encode(kind(origin=self._origin(), run=who.run, rank=who.rank, totals=totals, **fields))
-
-    def _origin(self) -> wire.Origin:
-        return wire.Origin(
-            version=wire.PROTOCOL_VERSION,
-            sender=self._id,
-            boot_id=self.identity.boot_id,
-            monotonic_ns=self._clock(),
-            time_ns=time.time_ns(),
-        )
+def hello(origin: wire.Origin, identity: Identity, facts: RunFacts, accounts: Accounts) -> wire.Hello:
+    """Return the message that identifies the run. Call with the accounts' lock held."""
+    torch = sys.modules.get("torch")
+    versions = {"gpuwatch": __version__, "python": platform.python_version()}
+    if torch is not None:
+        versions["torch"] = str(getattr(torch, "__version__", ""))[:64]
+    known = {**asdict(identity), **asdict(facts)}
+    return wire.Hello(
+        origin=origin,
+        timeline=accounts.which_clock,
+        device=device(),
+        loader=accounts.loader_with_batch(),
+        versions=versions,
+        worker_deaths=accounts.worker_deaths,
+        first_step=accounts.first_step,
+        rewinds=accounts.rewinds,
+        **{name: value for name, value in known.items() if name in wire.Hello.__struct_fields__},
+    )
 
 
 def columns(steps: list[StepRecord]) -> dict[str, bytes]:
