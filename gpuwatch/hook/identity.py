@@ -168,7 +168,7 @@ class Membership:
         others = "TORCHELASTIC_RUN_ID" in self._environ or (self._has_own_id and torch_world() is not None)
         if not self._agreed and self._asks_store and others:
             return False  # the other ranks are known to come
-        return self._settled or stepping or _parent() is None
+        return self._settled or stepping or parent_pid() is None
 
     def stop_asking(self) -> None:
         """Publish under the present id: the process ends."""
@@ -182,8 +182,8 @@ class Membership:
     @property
     def _asks_store(self) -> bool:
         """Whether ranks may have other ids: on other nodes, as far as the launcher's variables show, or on this one."""
-        local = self._environ.get("LOCAL_WORLD_SIZE", "")
-        return self.identity.world_size > (int(local) if local.isdigit() and not self._has_own_id else 1)
+        here = 1 if self._has_own_id else _integer(self._environ, ("LOCAL_WORLD_SIZE",), 1)
+        return self.identity.world_size > here
 
     def _agree(self) -> None:
         self._asked += 1
@@ -202,7 +202,7 @@ class Membership:
             self.identity = _suffixed(replace(self.identity, run=found), self._suffix)
 
     def _in_world(self, rank: int, world_size: int) -> Identity:
-        who = identify(self._environ, launcher=_parent())
+        who = identify(self._environ, launcher=parent_pid())
         here = world_size if self._environ.get("MASTER_ADDR", "") in _LOOPBACK else who.local_world_size
         self._run = who.run
         return _suffixed(replace(who, rank=rank, world_size=world_size, local_world_size=here), self._suffix)
@@ -236,7 +236,7 @@ def torch_world() -> tuple[int, int] | None:
     return None
 
 
-def _parent() -> int | None:
+def parent_pid() -> int | None:
     """Return the pid of the process that made this one by multiprocessing, None for any other process."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch.diagnosis.rates import declared
 from gpuwatch.hook import account
-from gpuwatch.hook.identity import Identity, Membership, script_name, sendable
+from gpuwatch.hook.identity import Identity, Membership, parent_pid, script_name, sendable
 from gpuwatch.hook.loader import WatchedLoader, watch_prepared_loaders
 from gpuwatch.hook.metering import BUDGET
 from gpuwatch.hook.session import Session, sigchld_held
@@ -108,7 +108,7 @@ class Watch:
         self._recorder, self._publisher = self.session.recorder, self.session.publisher
         self._disabled = self.session.disabled = not records_here()
         if self._disabled:
-            self._recorder.close()
+            self._recorder.close()  # all contexts do nothing from now on
         else:
             if os.environ.get("GPUWATCH_CONFIG") and _made <= 1:
                 self.session.guard(_read_config, "reading the configuration")
@@ -120,8 +120,7 @@ class Watch:
             if step is not None:
                 self.session.count_from(lambda: step)
             atexit.register(self._at_exit)
-            processes = sys.modules.get("multiprocessing.process")
-            if processes is not None and processes.parent_process() is not None:  # a forked one ends without the former
+            if parent_pid() is not None:  # a forked process ends without the former
                 sys.modules["multiprocessing.util"].Finalize(None, self._at_exit, exitpriority=0)
 
     @property
@@ -165,17 +164,15 @@ class Watch:
 
         With plain calls a step lasts until the next call: the first call begins the second step, after the start-up.
         """
-        if self._disabled:
-            return contextlib.nullcontext()
         return PlainStep(self.session, known_count(samples), known_count(tokens))
 
     def data(self) -> AbstractContextManager[None]:
         """Return a context whose time is a wait for input."""
-        return contextlib.nullcontext() if self._disabled else self.session.data
+        return self.session.data
 
     def transfer(self) -> AbstractContextManager[None]:
         """Return a context whose time is a copy to the device."""
-        return contextlib.nullcontext() if self._disabled else self.session.transfer
+        return self.session.transfer
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time belongs to a phase, steps inside it included.
@@ -184,7 +181,7 @@ class Watch:
         part of `other` and reported by its name; except "train" and "training", which change nothing.
         """
         name = " ".join(str(name).split())
-        if self._disabled or name.lower() in _TRAINING:
+        if name.lower() in _TRAINING:
             return contextlib.nullcontext()
         return PhaseContext(self.session, PHASE_STATES.get(name.lower(), sendable(name)) or "unnamed")
 
