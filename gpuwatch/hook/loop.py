@@ -6,12 +6,13 @@ sampled, one in which something else began or ended. A thread that is not the tr
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from gpuwatch.hook.batches import move, sample_counter
 from gpuwatch.hook.metering import SAMPLE_EVERY, FetchEvidence, Sampling
-from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.recorder import Failed, Recorder
 from gpuwatch.hook.session import Session
 from gpuwatch.host.frames import random, spawned_workers_sampled
 from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, UNKNOWN_SAMPLES, known_count
@@ -120,11 +121,12 @@ class Loop(Generic[T]):
                 self._session.note_feeding(self._given, self.iterator)
             return self._moved(self.fetch())
         if recorder.steady is owner:
+            take: Callable[[], T] = partial(recorder.fast_path(self), False)
             if not self._sampling.is_due():
                 self._session.guard(self._session.torch_hooks.optimizer.visit)
-                return self._take_fast()
+                return take()
             if recorder.meter.visits & 1:  # this sample only meters the hook
-                return self._sampling.meter(self._take_fast)
+                return self._sampling.meter(take)
         if recorder.steady is not None:
             recorder.leave_steady()
         # While a `data()` or `transfer()` is open the activity is another one.
@@ -147,11 +149,6 @@ class Loop(Generic[T]):
         batch = self.got_batch(batch, recorder.clock())
         if is_sampled:
             self._sampling.note_cost()
-        return batch
-
-    def _take_fast(self) -> T:
-        """Take one step by the fast path, which was due to be sampled."""
-        batch: T = self.recorder.fast_path(self)(False)
         return batch
 
     def got_batch(self, batch: T, at_ns: int) -> T:
@@ -332,9 +329,7 @@ class Loop(Generic[T]):
             self._session.end_pass(self, self.training)
 
 
-def _with_tokens(
-    tokens: Count | None, samples: Count | None, recorder: Recorder, failed: Callable[[str, BaseException], None]
-) -> Count:
+def _with_tokens(tokens: Count | None, samples: Count | None, recorder: Recorder, failed: Failed) -> Count:
     """Return a counter of samples that also logs the batch's tokens, so that a loop which counts none pays nothing."""
 
     def count(batch: Any) -> int:

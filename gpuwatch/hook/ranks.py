@@ -19,6 +19,7 @@ from gpuwatch.hook.identity import Membership, torch_world
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import RankSummary
+    from gpuwatch.hook.recorder import Failed
 
 _OFTEN, _OFTEN_S, _LATER_S = 10, 1.0, 5.0
 """So many first exchanges, one each second, and the interval of later ones. A summary takes a few ms to make."""
@@ -34,7 +35,7 @@ class RankExchange:
         membership: Membership,
         summary: Callable[[], RankSummary],
         is_training: Callable[[], bool],
-        failed: Callable[[str, BaseException], None],
+        failed: Failed,
     ) -> None:
         self._membership, self._summary, self._is_training, self._failed = membership, summary, is_training, failed
         self._thread: threading.Thread | None = None

@@ -18,6 +18,8 @@ from gpuwatch.ledger.events import DATA_WAIT, FAST_STEP, IN_STEP, LOOSE, STEP, T
 from gpuwatch.ledger.states import INPUT_WAIT, OTHER
 
 T = TypeVar("T")
+Failed = Callable[[str, BaseException], None]
+"""Called with what has failed, and why."""
 
 _AT_ONCE_NS = 20_000  # a training launches nothing within this time of receiving a batch
 UNREAD = -1  # instead of a gap's begin: the device may compute yet
@@ -37,11 +39,8 @@ class Recorder(_OfFastPath):
     """The log and the open step. One training thread writes; others only read single slots and pop from the log."""
 
     def __init__(
-        self,
-        clock: Callable[[], int] = time.monotonic_ns,
-        failed: Callable[[str, BaseException], None] = lambda doing, error: None,
+        self, clock: Callable[[], int] = time.monotonic_ns, failed: Failed = lambda doing, error: None
     ) -> None:
-        """`failed` is called with what has failed, and why."""
         self.clock = clock
         self.failed = failed
         self.log: deque[tuple[Any, ...]] = deque()
@@ -369,9 +368,8 @@ class Recorder(_OfFastPath):
             self.log.append((events.SPAN, self.begin_ns, at_ns, state, self.data_ns, at_end or self.lacks_batch))
         if at_end:
             self.leave_loop(at_ns)
-        elif self.active_timeline is not None:
-            self.active_timeline.start(at_ns)
-        if not at_end:
+        else:
+            self._start_device(at_ns)
             self.poll(at_ns)  # no step follows that would
         self._shut()
 
@@ -401,8 +399,7 @@ class Recorder(_OfFastPath):
     def leave_loop(self, at_ns: int) -> None:
         """The loop has ended, or was left by a `break`: what follows is no pause between its steps, and no stall."""
         self.log.append((events.SPAN, at_ns, at_ns, OTHER, 0, False))
-        if self.active_timeline is not None:
-            self.active_timeline.start(at_ns)
+        self._start_device(at_ns)
 
     def begin_part(self, part: str, at_ns: int) -> None:
         """Begin a wait for data or a copy, inside the open step or outside of any, inside another part or not."""
@@ -527,10 +524,7 @@ class Recorder(_OfFastPath):
             self.end_step(at_ns)
             self.log.append((events.EXIT, at_ns))
             _, in_step, owner, samples, epoch_start, activity, self.idle, self.parts = self.levels.pop()
-            # A device that was found inside the phase is measured after it.
-            self.active_timeline = None if self.in_phase or self.resting else self.timeline
-            if self.active_timeline is not None:
-                self.active_timeline.start(at_ns)
+            self._start_device(at_ns)
             self.level = self.levels[-1][0] if self.levels else 0
             if in_step:
                 self.open(owner, at_ns)
@@ -589,9 +583,13 @@ class Recorder(_OfFastPath):
         now = self.clock()
         self.release_device(now)
         self.timeline = timeline
-        if not self.in_phase:
-            self.active_timeline = timeline
-            timeline.start(now)
+        self._start_device(now)
+
+    def _start_device(self, at_ns: int) -> None:
+        """Measure by the device from now on, not at rest nor in a phase: one found in it is measured after it."""
+        self.active_timeline = None if self.in_phase or self.resting else self.timeline
+        if self.active_timeline is not None:
+            self.active_timeline.start(at_ns)
 
     def release_device(self, at_ns: int | None) -> None:
         """Stop measuring by the device: what is unfinished is left to the host's clock. None: do not poll it again."""
@@ -615,15 +613,12 @@ class Recorder(_OfFastPath):
 
     def rest_device(self, resting: bool) -> None:
         """Skip steps in the device's timeline from now on, or measure them again. Called while a batch is fetched."""
-        timeline = self.timeline
-        if timeline is None or resting == self.resting or self.in_phase:
+        if self.timeline is None or resting == self.resting or self.in_phase:
             return
         self.leave_steady()
         self.resting = resting
         self.log.append((events.REST, resting))
-        self.active_timeline = None if resting else timeline
-        if not resting:
-            timeline.start(self.clock())
+        self._start_device(self.clock())
 
     # What other threads read ----------------------------------------------------------------------------------------
 

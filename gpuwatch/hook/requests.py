@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuwatch.errors import GpuwatchError
-from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.recorder import Failed, Recorder
 from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.host.frames import stacks
 from gpuwatch.host.proc import own_number
@@ -35,7 +35,7 @@ class Request(msgspec.Struct):
 class Requests:
     """The process's side. The training thread calls `at_step`, the background thread `check`."""
 
-    def __init__(self, recorder: Recorder, may_trace: bool, failed: Callable[[str, BaseException], None]) -> None:
+    def __init__(self, recorder: Recorder, may_trace: bool, failed: Failed) -> None:
         self._recorder, self._may_trace, self._failed = recorder, may_trace, failed
         self._files = f"/tmp/gpuwatch-{os.getuid()}/{os.getpid()}"
         self._steps_left = 0  # of the trace that was asked for

@@ -18,6 +18,7 @@ from gpuwatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
+    from gpuwatch.hook.recorder import Failed
 
 logger = logging.getLogger(__name__)
 
@@ -226,10 +227,8 @@ def find_unregistered() -> list[Tracker]:
 class LiveLog:
     """Hands values to trackers: prepared by the background thread, taken by the training thread between steps."""
 
-    def __init__(
-        self, wanted: Any, report: Callable[[], Report], failed: Callable[[str, BaseException], None], now_ns: int
-    ) -> None:
-        """`wanted` is "auto", a tracker's run or several. `failed` is called with what has failed, and why."""
+    def __init__(self, wanted: Any, report: Callable[[], Report], failed: Failed, now_ns: int) -> None:
+        """`wanted` is "auto", a tracker's run or several. Raises: ConfigError for anything else."""
         given = wanted if isinstance(wanted, list | tuple) else [wanted]
         self._auto = wanted == "auto"
         self._given = [] if self._auto else [tracker_of(each) for each in given]
