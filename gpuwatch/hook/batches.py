@@ -9,7 +9,7 @@ from collections import ChainMap, UserDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from itertools import islice
-from types import CellType, FunctionType, GeneratorType, MappingProxyType, MethodType, ModuleType
+from types import FunctionType, GeneratorType, MappingProxyType, ModuleType
 from typing import Any
 
 from gpuwatch.errors import pass_on
@@ -20,7 +20,6 @@ _DEPTH = 16
 _PLAIN = dict.__getitem__, MappingProxyType.__getitem__
 """Of mappings that only keep their items, as a UserDict does: others may make or decode an item at each access."""
 _MAX_WRAPPED, _DEPTH_WRAPPED, _MOST_MEMBERS = 500, 5, 16
-_EMPTY_CELL = CellType()
 _MAX_ITEMS = 10_000  # items of a batch that are visited: training waits meanwhile
 
 
@@ -159,8 +158,8 @@ def loader_of_a_thread() -> Any | None:
 def loader_inside(*things: Any) -> Any | None:
     """Return the DataLoader, or its iterator, that iterables such as tqdm, zip or a generator read; None if not found.
 
-    It is looked for in attributes, in a generator's frame, and in what a built-in iterator (enumerate, islice) refers
-    to; large containers are data. Nothing is called. Training waits: at most `_MAX_WRAPPED` things are visited.
+    It is looked for in attributes, in a generator's frame, and in what a method or a built-in iterator (zip) refers to;
+    large containers are data. Nothing is called. Training waits: at most `_MAX_WRAPPED` things are visited.
     """
     todo, seen = deque((thing, 0) for thing in things[:_MAX_WRAPPED]), set[int]()
     while todo and len(seen) < _MAX_WRAPPED:
@@ -178,9 +177,7 @@ def loader_inside(*things: Any) -> Any | None:
             # Not by `f_locals`: up to Python 3.12 the frame keeps that, with the batch in it.
             inner += [thing.gi_yieldfrom, *gc.get_referents(thing), *gc.get_referents(thing.gi_frame)]
         elif isinstance(thing, FunctionType):
-            inner += [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY_CELL]
-        elif isinstance(thing, MethodType):
-            inner += [thing.__self__, thing.__func__]
+            inner += gc.get_referents(*(thing.__closure__ or ()))
         elif hasattr(type(thing), "__slots__") or type(thing).__module__ in ("itertools", "builtins"):
             is_data = isinstance(thing, (list, tuple, set, frozenset)) and len(thing) > _MOST_MEMBERS
             inner += () if is_data or isinstance(thing, Mapping) else gc.get_referents(thing)

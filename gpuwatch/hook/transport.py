@@ -81,7 +81,6 @@ class SendBuffer:
     def __init__(self, where: str | None = None) -> None:
         self.sender: ZmqSender | None = None
         self.frames: deque[tuple[bytes, int]] = deque()  # each with the number of steps in it, oldest first
-        self.bytes = 0
         self.steps_dropped = 0
         self._where = where
         self._connected_to: tuple[str, str | None] | None = None
@@ -114,17 +113,14 @@ class SendBuffer:
     def append(self, frame: bytes, steps: int = 0) -> None:
         """Append a message; the oldest ones beyond the bounds are dropped."""
         self.frames.append((frame, steps))
-        self.bytes += len(frame)
-        while len(self.frames) > MOST_MESSAGES or self.bytes > MOST_BYTES:
-            old, lost = self.frames.popleft()
-            self.bytes -= len(old)
-            self.steps_dropped += lost
+        while len(self.frames) > MOST_MESSAGES or sum(len(each) for each, _ in self.frames) > MOST_BYTES:
+            self.steps_dropped += self.frames.popleft()[1]
 
     def flush(self, held: bool = False) -> None:
         """Send as much as the agent takes without waiting; nothing while `held` back, for a Hello that was refused."""
         self._refused += 1
         while self.frames and not held and self.sender is not None and self.sender.send(self.frames[0][0]):
-            self.bytes -= len(self.frames.popleft()[0])
+            self.frames.popleft()
             self._refused = 0
 
     def close(self) -> None:
@@ -139,4 +135,3 @@ class SendBuffer:
         _not_ours.append(self.sender)
         self.sender = None
         self.frames.clear()
-        self.bytes = 0
