@@ -58,22 +58,19 @@ class Untrained:
     """Steps of whole passes in which no optimizer made a step, and their ns by state."""
 
     def __init__(self) -> None:
-        self._earlier: Counter[str] = Counter()
-        self._last: Counter[str] = Counter()  # of the last pass
-        self._begins_ns = 0
-        self._first_ns = 0  # when the first of these steps began
+        self._all, self._earlier = Counter[str](), Counter[str]()  # the second: without those of the last pass
+        self._first_ns = self._begins_ns = 0  # when the first of these steps began, and the first of the last pass
 
     def add(self, step: StepRecord) -> None:
         self._first_ns = self._first_ns or step.start_ns
         if step.epoch_start:
-            self._earlier += self._last
-            self._last, self._begins_ns = Counter(), step.start_ns
+            self._earlier, self._begins_ns = self._all.copy(), step.start_ns
         spent = {INPUT_WAIT: step.data_wait_ns, TRANSFER: step.transfer_ns, COMPUTE: step.compute_ns}
-        self._last.update({"steps": 1, **spent})
+        self._all.update({"steps": 1, **spent})
 
     def before(self, since_ns: int) -> Counter[str]:
         """Return the sums of the passes that began before, and the time from the first of them until then."""
-        spent = self._earlier if self._begins_ns >= since_ns else self._earlier + self._last
+        spent = self._earlier if self._begins_ns >= since_ns else self._all
         if spent:
             spent[OTHER] = since_ns - self._first_ns - spent.total() + spent["steps"]
         return spent

@@ -43,10 +43,7 @@ class LoaderAround:
         return getattr(self._gpuwatch_loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_gpuwatch_"):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._gpuwatch_loader, name, value)
+        setattr(self._gpuwatch_loader, name, value)
 
 
 class WatchedLoader(LoaderAround, Generic[T]):
@@ -54,12 +51,11 @@ class WatchedLoader(LoaderAround, Generic[T]):
 
     _gpuwatch_session: Session
     _gpuwatch_options: tuple[Any, Count | None, Count | None]
-    _gpuwatch_pass: Iterator[T] | None
+    _gpuwatch_begun: Iterator[T] | None
 
     def __init__(self, session: Session, loader: Iterable[T], *options: Any) -> None:
         """`options`: `to`, `samples` and `tokens` of a `Loop`."""
-        super().__init__(loader, session=session, options=options)
-        self._gpuwatch_pass = None
+        super().__init__(loader, session=session, options=options, begun=None)
 
     def __iter__(self) -> Iterator[T]:
         loop = Loop(self._gpuwatch_session, self._gpuwatch_loader, *self._gpuwatch_options)
@@ -70,9 +66,10 @@ class WatchedLoader(LoaderAround, Generic[T]):
         """Return the next batch of a generator or another iterator, as it would itself."""
         if not isinstance(self._gpuwatch_loader, Iterator):
             raise TypeError(f"{type(self._gpuwatch_loader).__name__!r} object is not an iterator")
-        if self._gpuwatch_pass is None:
-            self._gpuwatch_pass = iter(self)
-        return next(self._gpuwatch_pass)
+        begun = self._gpuwatch_begun
+        if begun is None:
+            begun = vars(self)["_gpuwatch_begun"] = iter(self)
+        return next(begun)
 
     def __bool__(self) -> bool:
         return bool(self._gpuwatch_loader)
