@@ -157,6 +157,8 @@ class FetchEvidence:
             return fetch
 
         def counted() -> Any:
+            if not iterator._task_info:  # this request ends the pass
+                return fetch()
             try:
                 count = ready()
             except Exception as error:  # a queue that was closed meanwhile, or that has no size
