@@ -1,10 +1,11 @@
-"""Steps and phases as logged, the parts of an incomplete step, and what all steps add up to. Times in ns."""
+"""Steps, whole ones and what is known of an incomplete one, and what all steps add up to. Times in ns."""
 
 from collections import Counter, deque
 
 import msgspec
 
 from gpuwatch.ledger.device_booking import Exposed
+from gpuwatch.ledger.events import UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, median
 from gpuwatch.wire import Counters
 
@@ -12,19 +13,20 @@ MEDIAN_OF = 64
 SLOW_FIRST_MEDIANS, SLOW_FIRST_AMONG = 5, 5
 
 
-class StepRecord(msgspec.Struct, frozen=True, gc=False):
-    """One training step on the host's clock; pauses for phases inside it are left out."""
+class StepRecord(msgspec.Struct, gc=False):
+    """One training step on the host's clock, or its pieces so far; pauses for phases inside it are left out."""
 
-    start_ns: int
-    data_wait_ns: int
-    transfer_ns: int
-    compute_ns: int
-    samples: int
-    epoch_start: bool
+    start_ns: int = -1  # -1: none of it is known
+    data_wait_ns: int = 0
+    transfer_ns: int = 0
+    compute_ns: int = 0
+    samples: int = UNKNOWN_SAMPLES
+    epoch_start: bool = False
     exposed: Exposed | None = None  # its exposed times; None where the device's timeline did not measure it
     tokens: int | None = None  # None where they are not counted
     comm_wait_ns: int | None = None  # the part of the compute that waited for other ranks; None: not measured
     verified: bool = True  # False: another device or stream worked, so how much of the wait was exposed is not certain
+    sections_ns: dict[str, int] | None = None  # its compute by section; None: not measured
 
     @property
     def hidden_ns(self) -> int | None:
@@ -42,29 +44,6 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
         if self.exposed is None:
             return {INPUT_WAIT: self.data_wait_ns, **parts}
         return {INPUT_WAIT: self.exposed.input_wait_ns, **parts, HOST_WAIT: self.exposed.host_wait_ns or 0}
-
-
-class Carry(msgspec.Struct):
-    """The parts of an interrupted step so far."""
-
-    start_ns: int | None = None
-    data_ns: int = 0
-    transfer_ns: int = 0
-    total_ns: int = 0
-    exposed: Exposed | None = None
-    tokens: int | None = None
-    comm_wait_ns: int | None = None
-    open_comm_ns: int = 0  # what of it came in the piece that is open
-    verified: bool = True
-    marks: list[tuple[str, int]] = []  # where sections begin in the piece that is open, by the host's clock
-    sections_ns: dict[str, int] | None = {}  # its compute so far by section; None: a piece of it was not measured
-
-    def add(self, begin: int, end: int, data: int, transfer: int) -> None:
-        if self.start_ns is None:
-            self.start_ns = begin
-        self.data_ns += data
-        self.transfer_ns += transfer
-        self.total_ns += end - begin
 
 
 class StepCounts(Counters):

@@ -8,12 +8,12 @@ from typing import Any
 from gpuwatch.ledger import states
 from gpuwatch.ledger.device_booking import DeviceBooking, sum_of_known
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SECTION, SPAN, STEP, TOKENS, UNVERIFIED
-from gpuwatch.ledger.step_records import Carry, StepCounts, StepRecord
+from gpuwatch.ledger.step_records import StepCounts, StepRecord
 
 STALL_FLOOR_NS = 30_000_000_000
 STILL_NS = 10_000_000_000
 STALL_MEDIANS = 10
-_NOTHING = Carry()
+_NOTHING = StepRecord()
 _ON_HOST = ((), (None,))
 
 
@@ -29,8 +29,10 @@ class Timeline:
         self._at = 0  # how many of `entries` are booked
         self._made: list[StepRecord] = []
         # Open phases and nested loops (None), with the steps around them.
-        self._levels: list[tuple[str | None, Carry]] = []
-        self._carry = Carry()
+        self._levels: list[tuple[str | None, StepRecord]] = []
+        self._step = StepRecord()  # the step whose pieces come now
+        # Of the piece that comes next: its waits for other ranks, and where sections begin, by the host's clock.
+        self._comm_ns, self._marks = 0, list[tuple[str, int]]()
         # Entries from the oldest piece on that the device has not finished: they are booked once its times are known.
         self._held: deque[tuple[Any, ...]] = deque()
         self._resting = False
@@ -71,7 +73,7 @@ class Timeline:
     def _book_whole_steps(self, entries: list[tuple[Any, ...]], at: int, steps: list[StepRecord]) -> int:
         """Book the uninterrupted run of steps from `at` on, at a tenth of the cost of `_book`; return how many."""
         watermark, counts, whole = self.ledger.watermark_ns, self.counts, list[StepRecord]()
-        if not counts.steps or self._levels or self._held or self._resting or self._carry != _NOTHING:
+        if not counts.steps or self._levels or self._held or self._resting or self._marks or self._step != _NOTHING:
             return 0
         if watermark < self.last_progress_ns:
             return 0
@@ -105,15 +107,15 @@ class Timeline:
     def _book(self, entry: tuple[Any, ...], steps: list[StepRecord]) -> None:
         kind = entry[0]
         if kind == TOKENS:
-            self._carry.tokens = (self._carry.tokens or 0) + entry[1]
+            self._step.tokens = (self._step.tokens or 0) + entry[1]
         elif kind == COMM:
-            self._carry.open_comm_ns += entry[2] - entry[1]
-            self._carry.comm_wait_ns = (self._carry.comm_wait_ns or 0) + entry[2] - entry[1]
+            self._comm_ns += entry[2] - entry[1]
+            self._step.comm_wait_ns = (self._step.comm_wait_ns or 0) + entry[2] - entry[1]
         elif kind == SECTION:
-            if len(self._carry.marks) <= states.MOST_MARKS:
-                self._carry.marks.append((entry[1], entry[2]))
+            if len(self._marks) <= states.MOST_MARKS:
+                self._marks.append((entry[1], entry[2]))
         elif kind == UNVERIFIED:
-            self._carry.verified = False
+            self._step.verified = False
         elif kind == REST:
             self._resting = entry[1]
         elif kind == ENTER:
@@ -129,7 +131,7 @@ class Timeline:
             self._book_between(begin)
             self._book_between(end, state)
             self._on_device.interrupted(states.COMPUTE)
-            self._carry = Carry()
+            self._step, self._comm_ns, self._marks = StepRecord(), 0, []
             self._left = state == states.OTHER and not self._levels
             self.last_progress_ns = max(self.last_progress_ns, end)
         elif (record := self._book_piece(entry)) is not None:
@@ -222,8 +224,8 @@ class Timeline:
         self._on_device.interrupted(states.COMPUTE)
         if name == states.CHECKPOINT and self.counts.steps != self._saved_at:  # else one more file of that save
             self.counts.saves, self._saved_at = self.counts.saves + 1, self.counts.steps
-        self._levels.append((name, self._carry))
-        self._carry = Carry()
+        self._levels.append((name, self._step))
+        self._step = StepRecord()
         self.last_progress_ns = at_ns
 
     def _exit(self, at_ns: int) -> None:
@@ -231,20 +233,21 @@ class Timeline:
         self._on_device.interrupted(self._phase_state or states.COMPUTE)
         if not self._levels:  # what entered it was lost to a signal handler's exception
             return
-        _, self._carry = self._levels.pop()
+        _, self._step = self._levels.pop()
         self.last_progress_ns = at_ns
 
     def _book_piece(self, entry: tuple[Any, ...]) -> StepRecord | None:
         """Book a step or a part of one; return the training step that it ends."""
         kind, begin, end, data, transfer, samples, epoch_start, piece = (*entry, None)[:8]
-        ledger, phase, carry = self.ledger, self._phase_state, self._carry
+        ledger, phase, step = self.ledger, self._phase_state, self._step
         times = None if piece is None else piece.times
         # What a user's contexts say may overlap (`data()` around a whole `step()`): no moment is counted in two steps.
         begin = max(begin, self.last_progress_ns)
         end = max(begin, end)
         data = min(data, end - begin)
         transfer = min(transfer, end - begin - data)
-        comm, carry.open_comm_ns = min(carry.open_comm_ns, end - begin - data - transfer), 0
+        compute = end - begin - data - transfer
+        comm, self._comm_ns = min(self._comm_ns, compute), 0
         if phase is not None:
             self._book_between(end)
             self.counts.eval_wait_ns += data if phase == states.EVAL else 0
@@ -252,8 +255,8 @@ class Timeline:
             where = begin, end, data, self._between_state
             device = self._on_device
             exposed = device.estimate(*where) if times is None else device.book(*where, times, kind == STEP)
-            carry.comm_wait_ns = sum_of_known(carry.comm_wait_ns, exposed.comm_wait_ns)
-            carry.exposed = exposed if carry.exposed is None else carry.exposed.plus(exposed)
+            step.comm_wait_ns = sum_of_known(step.comm_wait_ns, exposed.comm_wait_ns)
+            step.exposed = exposed if step.exposed is None else step.exposed.plus(exposed)
         else:
             ledger.book(self._between_state, begin)
             ledger.book(states.INPUT_WAIT, begin + data)
@@ -261,25 +264,27 @@ class Timeline:
             ledger.book(states.COMPUTE, end - comm)
             ledger.book(states.COMM_WAIT, end)
         sections = None if times is None else times.sections_ns
-        if carry.marks:
-            sections = states.sections_ns(carry.marks, lambda at, to: to - at, end - begin - data - transfer)
-        before, carry.sections_ns, carry.marks = carry.sections_ns, None, []
+        if self._marks:
+            sections = states.sections_ns(self._marks, lambda at, to: to - at, compute)
+        if step.start_ns < 0:  # this is its first piece
+            step.start_ns, step.sections_ns = begin, {}
+        before, step.sections_ns, self._marks = step.sections_ns, None, []
         if before is not None and sections is not None:
-            carry.sections_ns = Counter(before) + Counter(sections)
+            step.sections_ns = Counter(before) + Counter(sections)
         self.last_progress_ns, self._left = end, False
-        carry.add(begin, end, data, transfer)
+        step.data_wait_ns += data
+        step.transfer_ns += transfer
+        step.compute_ns += compute
         if kind != STEP:
             return None
-        self._carry = Carry()
-        if phase is not None or carry.start_ns is None:
+        self._step = StepRecord()
+        if phase is not None:
             return None
-        compute = max(0, carry.total_ns - carry.data_ns - carry.transfer_ns)
-        parts = carry.data_ns, carry.transfer_ns, compute, samples, epoch_start
-        record = StepRecord(carry.start_ns, *parts, carry.exposed, carry.tokens, carry.comm_wait_ns, carry.verified)
-        if carry.sections_ns and states.BACKWARD in carry.sections_ns and self.counts.steps:  # the first one warms up
-            self.counts.breakdown_ns.update(carry.sections_ns)
-        self.counts.add(record)
-        return record
+        step.samples, step.epoch_start = samples, epoch_start
+        if step.sections_ns and states.BACKWARD in step.sections_ns and self.counts.steps:  # the first one warms up
+            self.counts.breakdown_ns.update(step.sections_ns)
+        self.counts.add(step)
+        return step
 
 
 def _state_in(names: list[str | None]) -> str:
