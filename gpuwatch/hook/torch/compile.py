@@ -15,34 +15,43 @@ from threading import get_ident
 from typing import Any
 
 from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.hook.torch.tensor_patch import come_back, step_aside
 from gpuwatch.ledger.states import COMPILE
 
 _PACKAGE = __name__.partition(".")[0]
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"  # the folder of the whole package, as dynamo notes it
 _taught: Any = None  # dynamo's rules, once they know to leave this package alone: asking them again takes a long search
-_registered: list[CompileWatch] = []  # those whose callbacks dynamo has
 
 
 class CompileWatch:
-    """Books compilations of the training thread as a phase of their own, once torch's compiler is there at all."""
+    """Books compilations of the training thread as a phase of their own, once torch's compiler is there at all.
+
+    Until then it is one of Python's finders of modules: it finds none, but sees dynamo's imported.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._level = 0
-        self._finder: _DynamoIsImported | None = None
+        self._patches: Patches | None = None  # of dynamo's handler of callbacks, while that has ours
 
     def install(self) -> None:
         """Register with dynamo, now or when it is imported. Called again at every pass."""
         if _handler() is not None:
-            if self._finder is not None:  # it was imported meanwhile, and need not have compiled anything
-                self._forget_finder()
+            if self in sys.meta_path:  # it was imported meanwhile, and need not have compiled anything
+                sys.meta_path.remove(self)
                 come_back()
             self._register()
             _leave_us_alone()
-        elif self._finder is None and "torch" in sys.modules:
-            self._finder = _DynamoIsImported(self._register)
-            sys.meta_path.insert(0, self._finder)
+        elif "torch" in sys.modules and self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Find no module. Dynamo, as it is imported, learns torch's own functions: ours step aside."""
+        if name == "torch._dynamo":
+            step_aside()
+        elif name.startswith("torch._dynamo."):
+            self._register()
 
     def _register(self) -> None:
         handler = _handler()
@@ -50,24 +59,25 @@ class CompileWatch:
             return
         handler.register_start_callback(self._begins)
         handler.register_end_callback(self._ends)
-        if self not in _registered:
-            _registered.append(self)
-        vars(handler)["clear"] = _clear
+        if self._patches is None:
+            self._patches = Patches()
+            self._patches.wrap(handler, "clear", self._clear)
 
-    def _forget_finder(self) -> None:
-        finder, self._finder = self._finder, None
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
+    def _clear(self, original: Callable[[], None]) -> None:
+        """Clear dynamo's callbacks but ours: `torch._dynamo.reset()` does; torch may compile before the next pass."""
+        try:
+            original()
+        finally:
+            self._register()
 
     def remove(self) -> None:
         """Take the callbacks back."""
-        self._forget_finder()
-        handler = _handler()
-        if self not in _registered or handler is None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        handler, patches, self._patches = _handler(), self._patches, None
+        if handler is None or patches is None:
             return
-        _registered.remove(self)
-        if not _registered:
-            vars(handler).pop("clear", None)
+        patches.restore()
         for remove, call in (handler.remove_start_callback, self._begins), (handler.remove_end_callback, self._ends):
             with contextlib.suppress(ValueError):  # all callbacks were cleared
                 remove(call)
@@ -87,20 +97,6 @@ class CompileWatch:
             recorder.exit(level, recorder.clock())
 
 
-class _DynamoIsImported:
-    """Sees dynamo's modules imported; finds none of them. Dynamo then learns torch's own functions: ours step aside."""
-
-    def __init__(self, register: Callable[[], None]) -> None:
-        self._register: Callable[[], None] | None = register
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name == "torch._dynamo":
-            step_aside()
-        elif self._register is not None and name.startswith("torch._dynamo.") and _handler() is not None:
-            register, self._register = self._register, None
-            register()
-
-
 def _leave_us_alone() -> None:
     """Have dynamo run this package's functions as they are, and learn torch's methods, once, while ours are away."""
     global _taught
@@ -114,16 +110,6 @@ def _leave_us_alone() -> None:
             rules.get_tensor_method()
             come_back()
         _taught = rules
-
-
-def _clear() -> None:
-    """Clear dynamo's callbacks but ours: `torch._dynamo.reset()` calls this; torch may compile before the next pass."""
-    handler: Any = _handler()
-    try:
-        type(handler).clear(handler)
-    finally:
-        for watch in _registered:
-            watch._register()
 
 
 def _handler() -> Any | None:

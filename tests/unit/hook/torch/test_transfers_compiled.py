@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.hook.torch.compile import _registered
+from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.tensor_patch import COMPILED_AROUND
 from gpuwatch.hook.watch import Watch, open_watches
 from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
@@ -177,9 +177,11 @@ def test_a_loop_that_ends_or_begins_while_torch_compiles_leaves_torch_as_it_was(
 def test_a_watch_that_is_closed_leaves_nothing_with_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in list(open_watches):  # of other tests
         each.close()
-    for compiling in list(_registered):  # of a Watch that a test has not closed
-        compiling.remove()
-    finders, handler = list(sys.meta_path), dynamo.callback.callback_handler
+    handler = dynamo.callback.callback_handler
+    for begins in list(handler.start_callbacks):  # of a Watch that a test has not closed
+        if isinstance(compiling := getattr(begins, "__self__", None), CompileWatch):
+            compiling.remove()
+    finders = list(sys.meta_path)
     callbacks = len(handler.start_callbacks), len(handler.end_callbacks)
     watch = fake_watch(Clock(), monkeypatch)
     for _ in watch.steps([1, 2]):
