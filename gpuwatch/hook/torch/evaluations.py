@@ -5,7 +5,6 @@ what is entered in the same place of the program is an evaluation only several s
 """
 
 import functools
-import operator
 import sys
 from collections.abc import Callable
 from threading import get_ident
@@ -27,13 +26,14 @@ class Evaluations:
 
     def __init__(self, recorder: Recorder, optimizer: OptimizerSteps) -> None:
         self._recorder, self._optimizer = recorder, optimizer
-        made = functools.partial(TorchMethods, make=self._made)
-        modules, *contexts = map(operator.attrgetter, ("nn.Module", "no_grad", "inference_mode"))
-        self._methods = [made(("__enter__", "__exit__"), owner=each) for each in contexts]
-        self._methods.append(made(("eval",), owner=modules))
-        self._train = made(("train",), owner=modules)  # each part of a model is asked too
-        enabled = operator.attrgetter("enable_grad")
-        self._methods.append(TorchMethods(("__enter__", "__exit__"), make=self._counted, owner=enabled))
+        context = "__enter__", "__exit__"
+        self._methods = (
+            TorchMethods(context, self._made, "no_grad"),
+            TorchMethods(context, self._made, "inference_mode"),
+            TorchMethods(context, self._counted, "enable_grad"),
+            TorchMethods(("eval",), self._made, "nn.Module"),
+        )
+        self._train = TorchMethods(("train",), self._made, "nn.Module")  # each part of a model is asked too
         # How many contexts with gradients are entered: what goes on there may be a part of an evaluation.
         self.enabled = 0
         self._places: dict[tuple[int, int], int] = {}  # where one may begin: steps that had trained by the last time

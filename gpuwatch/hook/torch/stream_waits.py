@@ -56,7 +56,7 @@ class StreamWaits:
                 continue
             functions = FunctionType, BuiltinFunctionType
             if names := tuple(name for name in wanted if isinstance(getattr(found, name, None), functions)):
-                methods = TorchMethods(names, self._made, attrgetter(owner), compiled_around=inf)
+                methods = TorchMethods(names, self._made, owner, compiled_around=inf)
                 self._methods.append(methods)
                 methods.install()
 

@@ -38,7 +38,7 @@ def come_back() -> None:
 
 
 class TorchMethods:
-    """Replaces methods of `torch.Tensor`, or of another class or module that `owner` returns, for the loops of one run.
+    """Replaces methods of `torch.Tensor`, or of what else `owner` names in torch, for the loops of one run.
 
     `make(torch, name, original)` returns the replacement, put back at once after up to `compiled_around` compilations.
     """
@@ -47,12 +47,12 @@ class TorchMethods:
         self,
         names: tuple[str, ...],
         make: Callable[[Any, str, Callable[..., Any]], Callable[..., Any]],
-        owner: Callable[[Any], Any] = operator.attrgetter("Tensor"),
+        owner: str = "Tensor",
         compiled_around: float = COMPILED_AROUND,
     ) -> None:
         self._names = names
         self._make = make
-        self._owner = owner
+        self._owner = operator.attrgetter(owner)
         self._compiled_around = compiled_around
         self.loops = 0  # loops that are open; while there is none, a replacement only calls the original
         self._passes = 0
