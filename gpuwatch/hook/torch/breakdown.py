@@ -12,8 +12,7 @@ from typing import Any
 
 from gpuwatch.hook.recorder import METERED, Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
-from gpuwatch.hook.torch.optimizer_steps import at_each_optimizer_step
-from gpuwatch.hook.torch.patches import Patches, remove_hooks
+from gpuwatch.hook.torch.patches import GlobalHook, Patches
 from gpuwatch.ledger.events import IN_STEP, SECTION
 from gpuwatch.ledger.states import BACKWARD, FORWARD, OPTIMIZER
 
@@ -23,19 +22,23 @@ class Breakdown:
 
     def __init__(self, recorder: Recorder, on: bool) -> None:
         self._recorder, self.on = recorder, on
-        self._patches, self._hooks = Patches(), list[Any]()
+        self._patches = Patches()
+        self._begin = GlobalHook("optimizer_step_pre", self._optimizer_begins)
+        self._end = GlobalHook("optimizer_step_post", self._optimizer_ends)
         self._in_backward = False
         self._optimizer = 0, 0  # the outermost one that steps, and when the piece of a step began in which it does
 
     def install(self) -> None:
         """Mark from now on, once torch is loaded. Call it before adding hooks that end a step after an optimizer's."""
-        if self.on and not self._hooks and (hook := at_each_optimizer_step(self._optimizer_begins, "pre")) is not None:
-            self._hooks += [hook, at_each_optimizer_step(self._optimizer_ends)]
+        if self.on and not self._begin.is_on and self._begin.can_be_added:
+            self._begin.add()
+            self._end.add()
             self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
 
     def remove(self) -> None:
         """Leave torch as it was."""
-        remove_hooks(self._hooks)
+        self._begin.remove()
+        self._end.remove()
         self._patches.restore()
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -15,8 +15,8 @@ from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
 from gpuwatch.hook.torch.evaluations import Evaluations
 from gpuwatch.hook.torch.memory import SNAPSHOT
-from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, at_each_optimizer_step
-from gpuwatch.hook.torch.patches import Patches, remove_hooks
+from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps
+from gpuwatch.hook.torch.patches import GlobalHook, Patches
 from gpuwatch.hook.torch.stream_waits import StreamWaits
 from gpuwatch.hook.torch.transfers import READS, TransferWatch
 from gpuwatch.ledger.device_pieces import Events
@@ -84,8 +84,9 @@ class TorchHooks:
         self._device_events = device_events
         self._transfers = TransferWatch(recorder).methods if transfers else None
         self._compiling = CompileWatch(recorder)
-        self._optimizer_hook: Any | None = None
-        self._torch_hook: Any | None = None  # notes torch's steps where another framework computes too
+        self._launches = GlobalHook("optimizer_step_post", recorder.launched)
+        # notes torch's steps where another framework computes too
+        self._torch_steps = GlobalHook("optimizer_step_post", lambda *_: setattr(torch_steps, "seen", True))
         self._bounded = False
         self.optimizer = OptimizerSteps(recorder, self._begin_optimizer_step)
         self.evaluations = Evaluations(recorder, self.optimizer)
@@ -140,8 +141,8 @@ class TorchHooks:
         """Measure by the device once the user's code has set one up, and by another one if the training moved there."""
         recorder, torch = self._recorder, sys.modules.get("torch")
         timeline, framework = recorder.timeline, asynchronous_framework()
-        if framework is not None and self._torch_hook is None:
-            self._torch_hook = at_each_optimizer_step(lambda *_: setattr(torch_steps, "seen", True))
+        if framework is not None:
+            self._torch_steps.add()
         if not self._device_events or recorder.device_failed or not (timeline is None or timeline.is_astray):
             return
         # A torch that only pins another framework's batches sets CUDA up too, and allocates nothing on it.
@@ -161,8 +162,7 @@ class TorchHooks:
         self._streams.install(getattr(events, "kind", None))
         if self._transfers is not None:
             self._transfers.also(READS)
-        if self._optimizer_hook is None:
-            self._optimizer_hook = at_each_optimizer_step(self._recorder.launched)
+        self._launches.add()
 
     def remove_all(self, in_training_thread: bool) -> None:
         """Remove every hook. The device is polled a last time in the training thread only."""
@@ -174,10 +174,9 @@ class TorchHooks:
         self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.remove_all()
-        for hooked in (*self._for_all_steps, self.optimizer, self.communication, self._streams):
-            hooked.remove()
-        remove_hooks(list(filter(None, (self._optimizer_hook, self._torch_hook))))
-        self._optimizer_hook = self._torch_hook = None
+        hooked = *self._for_all_steps, self.optimizer, self.communication, self._streams
+        for each in (*hooked, self._launches, self._torch_steps):
+            each.remove()
 
     def _leave_accelerate(self) -> None:
         patches, self._accelerate = self._accelerate, None

@@ -13,13 +13,13 @@ from functools import partial
 from itertools import islice
 from threading import get_ident
 from types import FrameType, SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet, ref
 
 from gpuwatch.errors import pass_on
 from gpuwatch.hook.metering import FetchEvidence
 from gpuwatch.hook.recorder import METERED, MOST_TAKEN, Recorder
-from gpuwatch.hook.torch.patches import GlobalHook, Patches, remove_hooks
+from gpuwatch.hook.torch.patches import GlobalHook, Patches
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL
 
@@ -29,8 +29,6 @@ APART = 4  # what comes so many steps after the last time is not a part of each 
 _RESTS_FOR = 8  # visits
 _ENTERS = "_maybe_set_eval_frame", "set_eval_frame"  # by which torch's compiler enters a function, since 2.6 and before
 _COMPILED: Any = SimpleNamespace(training=True)
-_STEPPED = "register_optimizer_step_post_hook"
-_BEFORE, _AFTER = "register_module_forward_pre_hook", "register_module_forward_hook"
 _BEGUN_EVERY_NS = 20_000_000  # quick steps are not all checked for rare events, such as a device
 _PARAMETERS = 64  # of each optimizer, whose gradients are compared
 _DEPTH = 16  # frames between a function for checkpointed activations and the first module that it calls
@@ -45,9 +43,10 @@ class OptimizerSteps:
         self._begin = begin
         self._own_ns = 0  # the hook's own time in the last steps on a device
         # After each step of an optimizer; away for as long as these are not counted.
-        self._hook = GlobalHook(_STEPPED, self.stepped, "torch.optim.optimizer")
+        self._hook = GlobalHook("optimizer_step_post", self.stepped)
         self.is_installed = False
-        self._before: list[Any] = []  # before each, once it bounds steps
+        # Before each, once it bounds steps.
+        self._before = GlobalHook("optimizer_step_pre", partial(self.guarded, self._optimizer_begins))
         self._bounded_by = 0  # the optimizer whose step began the open one
         self._pass_began: tuple[object, int] = (None, 0)  # the last pass over a loader; `count` before it
         self._evaluates = False  # whether its first step does not train
@@ -56,10 +55,11 @@ class OptimizerSteps:
         self._records = False  # whether it has recorded anything in the first step of any pass
         # References to some before that step, and how often each had changed.
         self._gradients: list[tuple[Any, int]] = []
-        self._next_call = GlobalHook(_BEFORE, partial(self.guarded, self._note_calls))
+        self._next_call = GlobalHook("module_forward_pre", partial(self.guarded, self._note_calls))
         self._awaited: list[Callable[[Any], None]] = []  # what is called then
-        self._next_forward = GlobalHook(_BEFORE, partial(self.guarded, self._begin_forward))  # the next with gradients
-        self._forward_end = GlobalHook(_AFTER, partial(self.guarded, self._end_forward))  # of one without gradients
+        # the next with gradients, and the end of one without
+        self._next_forward = GlobalHook("module_forward_pre", partial(self.guarded, self._begin_forward))
+        self._forward_end = GlobalHook("module_forward", partial(self.guarded, self._end_forward))
         self._module_hooks = self._next_call, self._next_forward, self._forward_end
         self._begun_ns = 0  # when `begin` was last called in a steady step
         self._pass = 0  # the module whose pass without gradients is open
@@ -103,7 +103,7 @@ class OptimizerSteps:
         """Leave torch as it was."""
         self.is_installed = self._rests = False
         self._hook.remove()
-        remove_hooks(self._before)
+        self._before.remove()
         self.await_call()
         self._leave_forward()
         self._patches.restore()
@@ -292,8 +292,8 @@ class OptimizerSteps:
             if recorder.activity is DATA_WAIT:  # the first such step: what of it was no wait is not known
                 recorder.abandon_bounded(now)
         self._trainers.add(of)
-        if not self._before:
-            self._before.append(at_each_optimizer_step(partial(self.guarded, self._optimizer_begins), "pre"))
+        if not self._before.is_on:
+            self._before.add()
             self._patches.wrap(sys.modules["torch"].autograd, "backward", self._backward)
         waits = not is_bare or recorder.transfer_ns > 0
         recorder.begin_bounded(self._owner, now, until_pass=not is_bare)
@@ -502,10 +502,3 @@ def _is_checkpointed() -> bool:
             return frame is not None
         frame = frame.f_back
     return False
-
-
-def at_each_optimizer_step(call: Callable[..., None], when: Literal["pre", "post"] = "post") -> Any | None:
-    """Have this called before or after each step of torch's optimizers; return the handle, None if none are loaded."""
-    optimizer: Any = sys.modules.get("torch.optim.optimizer")
-    register = getattr(optimizer, f"register_optimizer_step_{when}_hook", None)
-    return None if register is None else register(call)

@@ -65,14 +65,18 @@ class Patches:
 class GlobalHook:
     """A hook of all modules or optimizers that comes and goes: registered once, later put faster, by its handle."""
 
-    def __init__(self, register: str, call: Callable[..., None], module: str = "torch.nn.modules.module") -> None:
-        """`register` is the name of torch's function in that module."""
-        self._register, self._call, self._module = register, call, module
+    def __init__(self, kind: str, call: Callable[..., None]) -> None:
+        """`kind` is the middle of the name of torch's function, such as "optimizer_step_post" or "module_forward"."""
+        self._register, self._call = f"register_{kind}_hook", call
+        self._module = "torch.optim.optimizer" if kind.startswith("optimizer") else "torch.nn.modules.module"
         self._hooks: Any = None  # torch's own, by number
         self._id, self.is_on = 0, False
 
     def add(self) -> None:
+        """Add it, unless torch is not loaded."""
         if self._hooks is None:
+            if not self.can_be_added:
+                return
             handle = getattr(sys.modules[self._module], self._register)(self._call)
             self._hooks, self._id = handle.hooks_dict_ref(), handle.id
         self._hooks[self._id] = self._call
