@@ -55,7 +55,6 @@ class Training:
         self._is_ahead = False  # batches are fetched before the one that is trained on: only that one's samples count
         self._phases = 0
         self._count: Callable[[Any], int] | None = None
-        self._ended = False
         _active.append(self)
         torch_data = sys.modules.get("torch.utils.data")
         if torch_data is not None:
@@ -167,9 +166,6 @@ class Training:
 
     def close(self) -> None:
         """End the training: restore all that was patched; close a Watch made here, which prints its verdict."""
-        if self._ended:
-            return
-        self._ended = True
         _active.remove(self)
         self.patches.restore()
         self.end_step()
