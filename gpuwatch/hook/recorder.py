@@ -3,6 +3,7 @@
 The hook's background thread and `report()` drain the log into a `Timeline`. Nothing here does I/O or takes a lock.
 """
 
+import functools
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ T = TypeVar("T")
 Failed = Callable[[str, BaseException], None]
 """Called with what has failed, and why."""
 
+_NOT_GIVEN = object()
 _AT_ONCE_NS = 20_000  # a training launches nothing within this time of receiving a batch
 UNREAD = -1  # instead of a gap's begin: the device may compute yet
 METERED = 16  # one in so many last launches, and of marks of sections, is metered
@@ -288,6 +290,39 @@ class Recorder(_OfFastPath):
                 timeline.copy_ends(copy)
             self.transfer_ns += self.clock() - begin
             self.activity = IN_STEP
+
+    def fast_copy(
+        self, original: Callable[..., Any], is_overridden: Callable[[Any], bool], any_copy: Callable[..., Any]
+    ) -> tuple[Callable[..., Any], Callable[[object], None]]:
+        """Return what replaces a Tensor's method that copies, and a function that sets the usual place: no CPU.
+
+        It times a normal copy in a normal step to the usual place; `any_copy` makes all others. Each check costs every
+        batch, and so would a call that adds the time.
+        """
+        usual: object = self  # at first no place
+
+        def now_usual(place: object) -> None:
+            nonlocal usual
+            usual = place
+
+        @functools.wraps(original)
+        def copy_to(tensor: Any, place: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
+            if (
+                place is usual
+                and self.steady is not None
+                and self.batch_ready_ns
+                and self.thread == get_ident()
+                and not is_overridden(tensor)
+            ):
+                clock = self.clock
+                begin = clock()
+                result = original(tensor, place, *args, **kwargs) if args or kwargs else original(tensor, place)
+                if result is not tensor and tensor.is_cpu:
+                    self.transfer_ns += clock() - begin
+                return result
+            return any_copy(tensor, args if place is _NOT_GIVEN else (place, *args), kwargs)
+
+        return copy_to, now_usual
 
     def set_copied(self, before_ns: int, begin_ns: int) -> None:
         """Set the open step's time in copies: `before_ns` and that since `begin_ns`; nothing if it began later."""

@@ -31,6 +31,7 @@ _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen "
 OWN = f"{Path(__file__).parents[1].as_posix()}/"
 _WORKER = "/torch/utils/data/_utils/worker.py"
 _REPLACED = f"{OWN}hook/torch/"  # called in place of torch's functions, by whoever calls these
+_COPIES = "copy_to"  # so is this function of the recorder
 _FOR_DEVICE = "_reads_back", "synchronizes"  # those of them that wait for the device
 _PACKAGES = {name.partition(".")[0] for name in MODULES} | {"lightning_fabric", "gpuwatch"}
 _FRAMEWORKS = re.compile(rf"/(?:site|dist)-packages/(?:{'|'.join(sorted(_PACKAGES))})/")
@@ -230,7 +231,8 @@ def _starting(frame: FrameType) -> tuple[str, str, int] | None:
 def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
     while frame is not None:
         code = frame.f_code
-        file, is_own = code.co_filename, code.co_filename.startswith(OWN) and not code.co_filename.startswith(_REPLACED)
+        file = code.co_filename
+        is_own = file.startswith(OWN) and not file.startswith(_REPLACED) and code.co_name != _COPIES
         if is_own or file.endswith(_WORKER):
             return None  # what is above is the loop that asked for a batch, or what has forked the worker
         if is_users(file):

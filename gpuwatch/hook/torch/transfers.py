@@ -18,7 +18,6 @@ from gpuwatch.ledger.events import COPY_FOLLOWS_NS, DATA_WAIT, IN_STEP
 
 _COPIES = ("to", "cuda")
 READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")  # only where a device measures
-_NOT_GIVEN = object()
 _BATCH_BYTES = 1 << 16  # of a smaller copy, of labels say, it does not matter whether its memory is pinned
 
 
@@ -78,35 +77,14 @@ class TransferWatch:
             place = kwargs.get("device", kwargs.get("other"))
             return place if place is not None else "cuda" if always else "cpu"
 
-        known: Any = self  # a place that is no CPU; at first none
         last_ns = 0
 
-        @functools.wraps(original)
-        def timed(tensor: Any, place: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
-            # The fast path: a normal copy in a normal step to the usual device, no CPU. Each check costs every batch.
-            if (
-                place is known
-                and recorder.steady is not None
-                and recorder.batch_ready_ns
-                and recorder.thread == get_ident()
-                and not is_overridden(tensor)
-            ):
-                clock = recorder.clock
-                begin = clock()
-                result = original(tensor, place, *args, **kwargs) if args or kwargs else original(tensor, place)
-                if result is not tensor and tensor.is_cpu:
-                    recorder.transfer_ns += clock() - begin
-                return result
-            if place is not _NOT_GIVEN:
-                args = (place, *args)
-            if not methods.loops and not is_overridden(tensor):
-                return original(tensor, *args, **kwargs)
-            return any_copy(tensor, args, kwargs)
-
         def any_copy(tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            nonlocal known, last_ns
+            nonlocal last_ns
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
+            if not methods.loops:
+                return original(tensor, *args, **kwargs)
             try:
                 is_cpu = tensor.is_cpu
                 is_copy = not (is_cpu and _names_cpu(place_of(args, kwargs)))
@@ -136,7 +114,7 @@ class TransferWatch:
             try:
                 if not result.is_cpu:
                     if args and isinstance(args[0], devices):
-                        known = args[0]
+                        now_usual(args[0])
                     if device is not None:
                         device.copy_ends(token, clock() - begin)
                     last_ns = clock()
@@ -148,6 +126,7 @@ class TransferWatch:
                 pass_on(error)
             return result
 
+        timed, now_usual = recorder.fast_copy(original, is_overridden, any_copy)
         return timed
 
     def _reads_back(self, original: Any, tensor: Any, args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -124,7 +124,7 @@ def test_what_gpuwatch_runs_in_place_of_torch_s_functions_is_its_caller_s(own: s
     assert (place and place.function.rpartition(".")[2]) == named
 
 
-@pytest.mark.parametrize("way", ["reads", "synchronizes", "converts"])
+@pytest.mark.parametrize("way", ["reads", "synchronizes", "converts", "copies"])
 def test_a_result_that_is_read_back_in_a_wait_is_no_place_of_it(way: str) -> None:
     """`loss.item()` after the optimizer's step was named for 62% of a wait whose data took a third of each step."""
     results, frames = queue.SimpleQueue[int](), OwnFrames()
@@ -132,6 +132,12 @@ def test_a_result_that_is_read_back_in_a_wait_is_no_place_of_it(way: str) -> Non
     def train() -> None:
         if way == "synchronizes":
             StreamWaits(Recorder())._synchronizes(results.get)()
+        elif way == "copies":
+            recorder = Recorder()
+            copy_to, now_usual = recorder.fast_copy(results.get, lambda tensor: False, pytest.fail)
+            now_usual(None)
+            recorder.thread, recorder.steady, recorder.batch_ready_ns = threading.get_ident(), results, 1
+            copy_to(SimpleNamespace(is_cpu=True), None)
         else:
             watch, tensor = TransferWatch(recorder := Recorder()), SimpleNamespace(is_cpu=way == "converts")
             recorder.thread, watch.methods.loops = threading.get_ident(), 1
@@ -140,7 +146,7 @@ def test_a_result_that_is_read_back_in_a_wait_is_no_place_of_it(way: str) -> Non
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        while not stack(thread.ident)[0].f_code.co_filename.startswith(f"{OWN}hook/torch/"):
+        while not stack(thread.ident)[0].f_code.co_filename.startswith(f"{OWN}hook/"):
             time.sleep(0.01)
         for _ in range(20):
             frames.sample(thread.ident, DATA_WAIT)
@@ -148,7 +154,7 @@ def test_a_result_that_is_read_back_in_a_wait_is_no_place_of_it(way: str) -> Non
         results.put(1)
         thread.join()
     place = frames.most_frequent(DATA_WAIT)
-    assert (place and place.function.rpartition(".")[2]) == ("train" if way == "converts" else None)
+    assert (place and place.function.rpartition(".")[2]) == ("train" if way in ("converts", "copies") else None)
 
 
 def stack(thread: int | None) -> list[FrameType]:
