@@ -41,13 +41,13 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
     """What the device did in one piece of a step. Times in ns; moments on the host's clock."""
 
     reached_ns: int  # when the device reached the batch
+    done_ns: int  # when it had reached the end
     gap_ns: int | None  # the stream was empty so long before the batch; 0 while work was queued, None: not known
-    transfer_ns: int  # copies to the device that the training had to wait for
-    compute_ns: int  # everything else up to the end, idle moments between launches included
-    host_wait_ns: int | None  # idle between the optimizer's last launch and the end; None: no optimizer was seen
-    done_ns: int  # when the device had reached the end
+    compute_ns: int  # up to the end but for copies and waits of the host, idle moments between launches included
+    transfer_ns: int = 0  # copies to the device that the training had to wait for
+    host_wait_ns: int | None = None  # idle between the optimizer's last launch and the end; None: no optimizer was seen
     # how far it was behind the host after the launches, or the longest wait for a result; None: not measured
-    lag_ns: int | None
+    lag_ns: int | None = None
     # False: it was behind when measuring began, and may have been later than `reached_ns` and `done_ns`
     is_anchored: bool = True
     read_back: bool = False  # a result was read back from the device meanwhile: the host waited until it was there

@@ -121,18 +121,18 @@ class PieceReader:
         comm_ns = self._waited(piece)
         piece.times = DeviceTimes(
             reached_ns,
-            gap_ns,
-            transfer_ns + felt_ns,
-            compute_ns,
-            idle_ns,
             end_ns,
-            lag_ns if self._is_anchored and not is_estimated else None,
-            self._is_anchored,
-            piece.read_back,
-            felt_ns,
-            observed_ns,
-            None if comm_ns is None else min(comm_ns, compute_ns),
-            None if piece.marks is None else sections_ns(piece.marks, elapsed, compute_ns),
+            gap_ns,
+            compute_ns,
+            transfer_ns=transfer_ns + felt_ns,
+            host_wait_ns=idle_ns,
+            lag_ns=lag_ns if self._is_anchored and not is_estimated else None,
+            is_anchored=self._is_anchored,
+            read_back=piece.read_back,
+            aside_ns=felt_ns,
+            observed_ns=observed_ns,
+            comm_ns=None if comm_ns is None else min(comm_ns, compute_ns),
+            sections_ns=None if piece.marks is None else sections_ns(piece.marks, elapsed, compute_ns),
         )
         self.reached_ns = end_ns
         self.release(piece)

@@ -376,12 +376,9 @@ class DeviceTimeline:
             known = piece.chained or number > 0
             piece.times = DeviceTimes(
                 piece.begin_ns,
-                0 if known else None,
-                0,
-                piece.end_ns - piece.begin_ns,
-                None,
                 piece.end_ns,
-                None,
+                gap_ns=0 if known else None,
+                compute_ns=piece.end_ns - piece.begin_ns,
                 is_anchored=False,
                 observed_ns=piece.end_ns,  # nothing is booked beyond it
             )
