@@ -82,7 +82,7 @@ class TorchHooks:
     def __init__(self, recorder: Recorder, device_events: bool, transfers: bool, breakdown: bool = False) -> None:
         self._recorder = recorder
         self._device_events = device_events
-        self._transfers = TransferWatch(recorder).methods if transfers else None
+        self._transfers = TransferWatch(recorder) if transfers else None
         self._compiling = CompileWatch(recorder)
         self._launches = GlobalHook("optimizer_step_post", recorder.launched)
         # notes torch's steps where another framework computes too

@@ -21,12 +21,12 @@ READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")  # only wh
 _BATCH_BYTES = 1 << 16  # of a smaller copy, of labels say, it does not matter whether its memory is pinned
 
 
-class TransferWatch:
-    """Times copies of one recorder's training thread while its `methods` are installed."""
+class TransferWatch(TorchMethods):
+    """Times copies of one recorder's training thread while it is installed."""
 
     def __init__(self, recorder: Recorder) -> None:
+        super().__init__(_COPIES, self._made)
         self._recorder = recorder
-        self.methods = TorchMethods(_COPIES, self._made)
 
     def _made(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return self._timed(torch, name, original) if name in _COPIES else self._noted(torch, name, original)
@@ -42,10 +42,10 @@ class TransferWatch:
             return original(tensor, *args, **kwargs)
         if modes > 1 or (modes and _overrides(torch, tensor)):
             # Only the first of several can be seen: leave the method to torch until the last loop ends.
-            self.methods.leave(name)
+            self.leave(name)
             return original(tensor, *args, **kwargs)
         recorder = self._recorder
-        acts = self.methods.loops and recorder.doing() is IN_STEP and recorder.thread == get_ident()
+        acts = self.loops and recorder.doing() is IN_STEP and recorder.thread == get_ident()
         before_ns, begin = recorder.transfer_ns, recorder.clock()
         relevant = tensor, *args, *kwargs.values()
         result = torch.overrides.handle_torch_function(lowest, relevant, tensor, *args, **kwargs)
@@ -63,31 +63,24 @@ class TransferWatch:
         return result
 
     def _timed(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder, methods = self._recorder, self.methods
+        recorder = self._recorder
         is_overridden = torch.overrides.has_torch_function_unary
         devices = (str, int, torch.device)
         # What `.to(…)` takes for a device, or for a tensor that is on one; a dtype is none of them.
         places = (*devices, torch.Tensor)
-        always = name == "cuda"
-
-        def place_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            """Return where a copy goes, "cpu" where it names no place."""
-            if args:
-                return args[0] if isinstance(args[0], places) else "cuda" if always else "cpu"
-            place = kwargs.get("device", kwargs.get("other"))
-            return place if place is not None else "cuda" if always else "cpu"
-
+        default = "cuda" if name == "cuda" else "cpu"
         last_ns = 0
 
         def any_copy(tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal last_ns
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
-            if not methods.loops:
+            if not self.loops:
                 return original(tensor, *args, **kwargs)
             try:
                 is_cpu = tensor.is_cpu
-                is_copy = not (is_cpu and _names_cpu(place_of(args, kwargs)))
+                place = args[0] if args else kwargs.get("device", kwargs.get("other"))
+                is_copy = not (is_cpu and _names_cpu(place if isinstance(place, places) else default))
             except Exception as error:  # a subclass with a device of its own making: its copy is not timed
                 pass_on(error)
                 is_copy = False

@@ -140,7 +140,7 @@ def test_a_result_that_is_read_back_in_a_wait_is_no_place_of_it(way: str) -> Non
             copy_to(SimpleNamespace(is_cpu=True), None)
         else:
             watch, tensor = TransferWatch(recorder := Recorder()), SimpleNamespace(is_cpu=way == "converts")
-            recorder.thread, watch.methods.loops = threading.get_ident(), 1
+            recorder.thread, watch.loops = threading.get_ident(), 1
             watch._timed(torch, "to", results.get)(tensor)
 
     thread = threading.Thread(target=train)

@@ -1015,7 +1015,7 @@ class OnDevice:
     def __init__(self, training: Training) -> None:
         self.training, self.clock = training, training.clock
         self.device, self.copies = on_device(training), TransferWatch(training.watch._recorder)
-        self.copies.methods.loops = 1
+        self.copies.loops = 1
         self.to = self.copies._timed(torch, "to", self._copied)
 
     def _copied(self, tensor: Any, *place: Any) -> Any:
