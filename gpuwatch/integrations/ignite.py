@@ -6,12 +6,12 @@ handler's save is `checkpoint`.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from gpuwatch.hook.torch.patches import Patches, remove_hooks
+from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
 from gpuwatch.integrations.training import (
@@ -36,7 +36,7 @@ class GpuWatchHandler(FrameworkCallback):
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
         super().__init__(watch, **options)
         self._attached = Patches()
-        self._handlers: list[Any] = []
+        self._handlers = ExitStack()  # removes them
 
     def attach(self, engine: Any) -> GpuWatchHandler:
         """Watch this engine's runs, until `detach`. Adds no EXCEPTION handler: with one, Ignite swallows exceptions."""
@@ -48,7 +48,7 @@ class GpuWatchHandler(FrameworkCallback):
             (events.ITERATION_STARTED, lambda training: training.fetched([engine.state.batch])),
             (events.EPOCH_COMPLETED, Training.end_step),
         ):
-            self._handlers.append(engine.add_event_handler(event, self._note, note))
+            self._handlers.callback(engine.add_event_handler(event, self._note, note).remove)
         return self
 
     __call__ = attach
@@ -57,7 +57,7 @@ class GpuWatchHandler(FrameworkCallback):
         """Leave the engine as it was."""
         self._attached.restore()
         self._attached = Patches()
-        remove_hooks(self._handlers)
+        self._handlers.close()
 
     def measure(self, engine: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Call what runs the engine, and measure it."""
@@ -83,8 +83,7 @@ class GpuWatchHandler(FrameworkCallback):
             return training.in_phase("eval", original, engine, *args, **kwargs)
 
         def make_iterator(original: Any, *args: Any, **kwargs: Any) -> Any:
-            with training.data:
-                made = original(*args, **kwargs)
+            made = training.wait(original, *args, **kwargs)
             self._time_fetches(training, trainer)
             return made
 

@@ -5,7 +5,6 @@ calls, is `checkpoint`; the strategy's `batch_to_device` is `transfer`.
 """
 
 import sys
-from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -88,9 +87,5 @@ def _follow_fetcher(training: Training, trainer: Any) -> None:
         say_once(f"{package} has no _DataFetcher: waits for data are counted as other, and steps are not counted")
         return
 
-    def start(original: Any, self: Any) -> Any:
-        with training.data if training.is_input() else nullcontext():
-            return original(self)
-
     training.patches.wrap(fetcher, "__next__", training.fetch)
-    training.patches.wrap(fetcher, "__iter__", start)
+    training.patches.wrap(fetcher, "__iter__", training.wait)

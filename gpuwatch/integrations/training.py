@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import repeat
 from threading import get_ident
 from typing import Any, TypeVar
@@ -47,7 +48,7 @@ class Training:
             self.session.find_device()
         self._thread = get_ident()
         self._step, self._transfer = StepContext(self.session), self.watch.transfer()
-        self.data = self.watch.data()  # a wait for data, such as the start of workers, for the step that follows
+        self.data = self.watch.data()  # a wait for data of the open step, or of the step that follows
         self._asked: list[Any] = []  # the request for the open step's batch, and its arguments
         self._pass: Iterator[Any] | None = None  # the requests, watched as a loop's loader is
         self._stepping = self._trained = False
@@ -62,13 +63,11 @@ class Training:
 
     def fetch(self, request: Callable[..., T], *args: Any) -> T:
         """Return `request(*args)`: the next batch. The time is a wait for data; a step that has trained ends here."""
-        if self._phases and not self._disabled and get_ident() == self._thread:
-            with self.data:  # an evaluation's, which stays one
-                return request(*args)
-        if not self.is_input():
+        if self._disabled or get_ident() != self._thread:
             return request(*args)
-        if self._stepping and not self._trained:  # a batch ahead, or one more of the same step
-            self._is_ahead = True
+        is_ahead = self._stepping and not self._trained and not self._phases  # or more of the same step
+        self._is_ahead |= is_ahead
+        if is_ahead or self._phases:  # an evaluation's, which stays one
             with self.data:
                 return request(*args)
         if self._declared:
@@ -88,6 +87,11 @@ class Training:
         finally:
             self._asked.clear()  # an iterator that has come to its end is not kept alive
         return batch
+
+    def wait(self, original: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `original`, in which training waits for data, such as for the start of workers."""
+        with self.data if self.is_input() else nullcontext():
+            return original(*args, **kwargs)
 
     def fetched(self, batches: Sequence[Any]) -> None:
         """Training goes on with these batches: what was fetched is one step's input."""
@@ -181,11 +185,9 @@ class Training:
 
     def _loader_iter(self, original: Any, loader: Any) -> Any:
         """Make a DataLoader's iterator: its workers start here."""
-        if not self.is_input():
-            return original(loader)
-        with self.data:
-            iterator = original(loader)
-        self.session.note_loader(loader, iterator)
+        iterator = self.wait(original, loader)
+        if self.is_input():
+            self.session.note_loader(loader, iterator)
         return iterator
 
 

@@ -9,6 +9,7 @@ between the two. FSDP makes the stream wait for each collective by `Stream.wait_
 import json
 import logging
 import sys
+from contextlib import ExitStack
 from itertools import islice
 from threading import get_ident
 from typing import Any
@@ -16,7 +17,6 @@ from weakref import WeakSet
 
 from gpuwatch.hook.batches import tensors
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.hook.torch.patches import remove_hooks
 from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.events import COMM, IN_STEP
 from gpuwatch.wire import MAX_GROUPS, Collective
@@ -34,7 +34,7 @@ class CommunicationWatch:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._watched: WeakSet[Any] = WeakSet()
-        self._handles: list[Any] = []
+        self._hooks = ExitStack()  # removes them
         self._begin: Any = None  # when the wait began, or what the device's timeline wants back at its end
         self._pending = False
         self._on_device = False  # the backward pass that comes runs on a device
@@ -52,7 +52,7 @@ class CommunicationWatch:
             return
         self._watched.add(model)
         if is_ddp:
-            self._handles.append(model.register_forward_hook(self._forward))
+            self._hooks.callback(model.register_forward_hook(self._forward).remove)
         self._devices |= kinds != {"cpu"}
         if self._recorder.timeline is not None:
             self.measure_by(self._recorder.timeline)
@@ -63,7 +63,7 @@ class CommunicationWatch:
 
     def remove(self) -> None:
         """Take back hooks."""
-        remove_hooks(self._handles)
+        self._hooks.close()
 
     def _forward(self, module: Any, inputs: Any, output: Any) -> None:
         self._pending = False  # a backward pass that has failed says nothing of the next one

@@ -100,12 +100,6 @@ class GlobalHook:
         return was_on
 
 
-def remove_hooks(handles: list[Any]) -> None:
-    """Remove these hooks of torch's."""
-    while handles:
-        handles.pop().remove()
-
-
 def say_once(message: str) -> None:
     """Log a warning, once in this process."""
     if message not in _said:
