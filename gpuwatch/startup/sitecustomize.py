@@ -6,7 +6,6 @@ programs that a script starts pay next to nothing. A `sitecustomize` that existe
 
 import atexit
 import contextlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -23,34 +22,29 @@ _spec.loader.exec_module(_instrumented)
 TO_INSTRUMENT: dict[str, str] = _instrumented.MODULES.copy()
 
 
-class Finder(importlib.abc.MetaPathFinder):
+class Finder:
     """Finds the modules of instrumented.py as other finders do, and has a function called after each is executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         function = TO_INSTRUMENT.pop(name, None)
-        if function is None:
+        spec = None if function is None else importlib.machinery.PathFinder.find_spec(name, path)
+        loader: Any = getattr(spec, "loader", None)
+        if function is None or not hasattr(loader, "exec_module"):
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
-            return None
-        _call_after(spec.loader, function)
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            try:
+                from gpuwatch.integrations import instrument
+
+                getattr(instrument, function)(module)
+            except Exception as error:
+                print(f"gpuwatch: {module.__name__} is not watched: {error!r}", file=sys.stderr)
+
+        loader.exec_module = exec_module
         return spec
-
-
-def _call_after(loader: Any, function: str) -> None:
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        del loader.exec_module
-        execute(module)
-        try:
-            from gpuwatch.integrations import instrument
-
-            getattr(instrument, function)(module)
-        except Exception as error:
-            print(f"gpuwatch: {module.__name__} is not watched: {error!r}", file=sys.stderr)
-
-    loader.exec_module = exec_module
 
 
 _LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")  # their programs start the training in other processes
