@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -71,7 +72,7 @@ class Match:
         return equal != self.op.startswith("!")
 
     def __str__(self) -> str:
-        return f'{self.label}{self.op}"{quoted(self.value)}"'
+        return f"{self.label}{self.op}{json.dumps(self.value, ensure_ascii=False)}"  # quoted as in PromQL
 
 
 @dataclass(frozen=True)
@@ -204,13 +205,9 @@ def _by(query: Query) -> tuple[str, ...]:
 
 def filled(promql: str, scope: Scope, span: Span, window: str) -> str:
     """Return PromQL with Grafana's variables replaced by the scope's values, or by `.*` where the scope has none."""
-    texts = {name: quoted(getattr(scope, name) or ".*") for name in ("run", "rank", "instance", "gpu")}
+    values = {name: getattr(scope, name) or ".*" for name in ("run", "rank", "instance", "gpu")}
+    texts = {name: json.dumps(value, ensure_ascii=False)[1:-1] for name, value in values.items()}  # in quotes there
     texts |= {"__rate_interval": window, "__range": f"{max(1.0, span.end_s - span.start_s):.0f}s"}
     # pages have no selection of user and job, and do not know the name of the scrape job
     found = re.sub(r"\$(\w+)", lambda name: texts.get(name[1], ".*"), promql)
     return found.replace('job=~"gpuwatch"', 'job=~".*gpuwatch.*"')
-
-
-def quoted(value: str) -> str:
-    """Return a text as it is written between PromQL's double quotes."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -68,20 +68,18 @@ def _params(request: Request, scope: Scope, span: Span) -> Params:
     }
 
 
-def _requests(query: Query, scope: Scope, divides: bool = False) -> list[Request]:
+def _requests(query: Query, scope: Scope) -> list[Request]:
     """Return what a query needs: only the labels that it reads, and the extremes of a gauge that is drawn unchanged.
 
     Extremes of two series lie at different times, so they cannot be summed or divided.
     """
-    labels, over = BY_NAME[query.metric].labels, query.over
     fixed = {"run", "rank"} if scope.run is not None else set()
-    if over is None and not divides and not query.is_rate and set(labels) - fixed <= set(query.by):
+    if not query.over and not query.is_rate and set(BY_NAME[query.metric].labels) - fixed <= set(query.by):
         return [(query.metric, None)]
-    of_itself = over is not None and over.metric == query.metric
-    parts = [query, over] if over is not None and of_itself else [query]
-    read = {label for part in parts for label in (*part.by, *(match.label for match in part.where))}
-    kept = (query.metric, tuple(label for label in labels if label in read))
-    return [kept] if over is None or of_itself else [kept, *_requests(over, Scope(), True)]
+    read: dict[str, set[str]] = {}
+    for part in (query, query.over) if query.over else (query,):
+        read.setdefault(part.metric, set()).update(part.by, (match.label for match in part.where))
+    return [(metric, tuple(of for of in BY_NAME[metric].labels if of in labels)) for metric, labels in read.items()]
 
 
 class Once:
