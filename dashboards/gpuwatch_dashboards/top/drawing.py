@@ -6,9 +6,10 @@ waiting, punctuation is trouble. Names, evidence and advice come from other proc
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
+from statistics import fmean, median
 
-import numpy as np
 from rich.color import Color
 from rich.console import Console
 from rich.style import Style
@@ -19,7 +20,6 @@ from gpuwatch.api import Points, Series
 from gpuwatch.formatting import harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import STATES, Look, Unit, display
-from gpuwatch_dashboards.query import Line
 
 GLYPHS: dict[str, str] = tables.table("gpuwatch_dashboards.top", "glyphs.yml")
 BLOCKS = "█▓▒░▞▐"  # glyphs drawn in the state's colour; the others are thin, and have it as their background
@@ -36,19 +36,16 @@ def styled(text: str, style: Style | str = "") -> Text:
     return Text().append(text, style)
 
 
-def fitted(line: Text, width: int) -> Text:
+def fitted(line: Text, width: int, right: bool = False) -> Text:
     """Return the line harmless and exactly `width` cells wide: cut with "…" or filled with spaces."""
     done = Text(harmless(line.plain), style=line.style, spans=list(line.spans))
-    done.truncate(width, overflow="ellipsis", pad=True)
+    done.truncate(max(0, width), overflow="ellipsis")
+    done.align("right" if right else "left", width)
     return done
 
 
 def cell(text: str, width: int, right: bool = False) -> str:
-    """Return a table cell: the text cut with "…" or filled to `width` cells."""
-    line = Text(harmless(text))
-    line.truncate(max(0, width), overflow="ellipsis")
-    line.align("right" if right else "left", width)
-    return line.plain
+    return fitted(Text(text), width, right).plain
 
 
 def table(
@@ -181,22 +178,23 @@ def buckets(points: Points, width: int, start_s: float, end_s: float) -> list[fl
     """
     if width <= 0:
         return []
-    line, edges_s = Line.of(points), np.linspace(start_s, end_s, width + 1)
-    columns = np.searchsorted(edges_s, line.times_s) - 1
-    inside = (columns >= 0) & (columns < width)
-    counts = np.bincount(columns[inside], minlength=width)
-    sums = np.bincount(columns[inside], line.values[inside], width)
-    means = [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
-    gaps = {int(np.searchsorted(edges_s, time_s)) - 1 for time_s, value in points if value is None}
-    apart_s = np.diff(line.times_s)
-    reach = ceil(np.median(apart_s) / (edges_s[1] - start_s) - 1e-6) if apart_s.size else 1
-    filled = list(means)
-    for column, mean in enumerate(means):
-        for before in range(column - 1, max(-1, column - reach), -1):
-            if mean is None or means[before] is not None or before in gaps:
-                break
-            filled[before] = mean
-    return filled
+    width_s = (end_s - start_s) / width
+    found: dict[int, list[float]] = {}  # a gap alone is an empty list
+    for time_s, value in points:
+        found.setdefault(ceil((time_s - start_s) / width_s) - 1, []).extend([] if value is None else [value])
+    known_s = [time_s for time_s, value in points if value is not None]
+    apart_s = [after - before for before, after in pairwise(known_s)]
+    reach = max(1, ceil(median(apart_s) / width_s - 1e-6)) if apart_s else 1  # a sample is drawn in so many intervals
+    means: list[float | None] = []
+    mean, left = 0.0, 0
+    for interval in reversed(range(width)):
+        if values := found.get(interval):
+            mean, left = fmean(values), reach
+        elif interval in found:
+            left = 0
+        means.append(mean if left > 0 else None)
+        left -= 1
+    return means[::-1]
 
 
 def sparkline(values: Sequence[float | None], maximum: float | None = None, rows: int = 1) -> list[str]:
