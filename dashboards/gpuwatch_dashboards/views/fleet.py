@@ -38,8 +38,7 @@ def page(site: Site) -> None:
     if head is None:
         st.html(PAGES.nothing_recorded())
         return
-    with st.container(key="verdict"):
-        st.html(head)
+    st.container(key="verdict").html(head)
     by_level = [BY_KEY[f"by_{level}"] for level in LEVELS]
     draw_panels(site, "fleet-now", [BY_KEY[key] for key in FIRST], Scope(), now, EVERY_S)
     rest = [panel for panel in panels if panel not in (*stats, *by_level) and panel.key not in FIRST]

@@ -76,8 +76,7 @@ def page(site: Site) -> None:
     shown = _Shown(runs, run, node, gpu, span)
     # in this order: what is drawn is on its way to the reader while the next part is fetched and made
     if run is not None:
-        with st.container(key="verdict"):
-            st.html(cards.verdict(run))
+        st.container(key="verdict").html(cards.verdict(run))
     else:
         st.html(PAGES.no_runs(node, short=True))
     _top(site, shown, now_s)

@@ -39,8 +39,7 @@ def page(site: Site) -> None:
         parts.run_box(runs, run)
         _zoom(run, span, stretch)
     steps, past, away = _kept(site.source, run, stretch)
-    with st.container(key="verdict"):
-        st.html(PAGES.run_head(run, steps, away is None))
+    st.container(key="verdict").html(PAGES.run_head(run, steps, away is None))
     scope = Scope(run.run, str(run.rank), run.instance)
     [(panel, ledger)] = site.source.answers(run_panels(run, [BY_KEY["ledger"]]), scope, span)
     marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]

@@ -73,8 +73,7 @@ def _links(site: Site) -> None:
 
 
 def box(key: str, html: str) -> None:
-    with st.container(key=f"box-{key}"):
-        st.html(html)
+    st.container(key=f"box-{key}").html(html)
 
 
 def draw_cards(key: str, cards: Iterable[Card]) -> None:
