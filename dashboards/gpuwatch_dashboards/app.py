@@ -13,7 +13,7 @@ from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_
 from gpuwatch_dashboards.sources import AgentSource, SharedSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.views import compare, fleet, live, run
-from gpuwatch_dashboards.views.site import Site, draw_page, is_hidden, watch_tab
+from gpuwatch_dashboards.views.site import Site, draw_page
 
 PAGES = {"live": live, "run": run, "compare": compare, "fleet": fleet}
 
@@ -32,12 +32,11 @@ def main() -> None:
     st.html(f"<style>:root {{ --gw-lost: {VERMILLION}; --gw-work: {BLUE}; --gw-mark: {SKY}; }}</style>")
     pages: dict[str, Any] = {}
     agent_url, prometheus_url = os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None
-    site = Site(shared(agent_url, prometheus_url), pages, is_hidden())
+    site = Site(shared(agent_url, prometheus_url), pages)
     for key, of in PAGES.items():
         page = partial(draw_page, site, of.page, of.EVERY_S)
         pages[key] = st.Page(page, title=f"gpuwatch {key.title()}", url_path=key, default=key == "live")
     st.navigation(list(pages.values()), position="hidden").run()
-    watch_tab()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def key_of(run: Run) -> str:
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
     """Return runs in a stable order: running first, newest first, ranks together."""
-    started = {run.run: min(r.started_s for r in runs if r.run == run.run) for run in runs}
+    started = {run.run: run.started_s for run in sorted(runs, key=lambda run: -run.started_s)}  # of its first rank
     return sorted(runs, key=lambda run: (run.status != "running", -started[run.run], run.run, run.rank))
 
 

@@ -73,12 +73,10 @@ class Sampled:
 
     def _recent(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Return the means of the last minute by a label of the series with these labels, without zeros."""
-        means = {}
-        for trace in self.traces.get(name, ()):
-            values = [v for at, v in trace.points if v is not None and at > self.end_s - RECENT_S]
-            if labels.items() <= trace.labels.items() and any(values):
-                means[trace.labels.get(label, "unknown")] = sum(values) / len(values)
-        return means
+        since_s, traces = self.end_s - RECENT_S, self.traces.get(name, ())
+        recent = [Series(each.labels, tuple(point for point in each.points if point[0] > since_s)) for each in traces]
+        known = (each for each in recent if labels.items() <= each.labels.items())
+        return {each.labels.get(label, "unknown"): each.mean for each in known if each.mean}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from gpuwatch_dashboards.sources import SharedSource
 
 CLOSER, CLOSEST_S = 8.0, 0.5  # a click shows an eighth of the time that was shown, and no less than half a second
 AGAIN_S = 3.0  # a source that is away is asked again so soon, however seldom the page is drawn
-_WANTED, _SHOWN, _LABELS, _ZOOMS, _AWAY = "wanted_run", "shown_run", "labels", "zooms", "away"
+_WANTED, _SHOWN, _LABELS, _ZOOMS, _AWAY, _TAB = "wanted_run", "shown_run", "labels", "zooms", "away", "seen"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
     "live": ("node", "run", "rank", "window", "gpu", "from", "to", "more"),
     "run": ("node", "run", "rank", "from", "to"),
@@ -30,18 +30,21 @@ LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
 """By page: which part of the selection a link to it carries."""
 
 
+_tab = st.components.v2.component("gpuwatch_seen", js=Path(__file__).parents[1].joinpath("tab.js").read_text())
+"""Sets `hidden` while the browser's tab is hidden and asks for nothing; the whole page runs again when that changes."""
+
+
 @dataclass(frozen=True)
 class Site:
-    """Shared by all viewers, except `pages`, which Streamlit wants made for each, and whether the tab is hidden."""
+    """Shared by all viewers, except `pages`, which Streamlit wants made for each."""
 
     source: SharedSource
     pages: Mapping[str, Any]
-    hidden: bool = False
 
 
 def draw_page(site: Site, body: Callable[[Site], None], every_s: float) -> None:
     """Draw a page now and, where it is seen, every `every_s`; with a message while its source is away."""
-    was_away = bool(st.session_state.get(_AWAY))
+    was_away, is_hidden = bool(st.session_state.get(_AWAY)), st.session_state.get(_TAB, {}).get("hidden", False)
 
     def draw() -> None:
         is_away = False
@@ -59,7 +62,9 @@ def draw_page(site: Site, body: Callable[[Site], None], every_s: float) -> None:
             st.session_state[_AWAY] = is_away
             st.rerun()
 
-    st.fragment(draw, run_every=None if site.hidden else min(every_s, AGAIN_S) if was_away else every_s)()
+    st.fragment(draw, run_every=None if is_hidden else min(every_s, AGAIN_S) if was_away else every_s)()
+    with st.container(key="unseen"):  # after all else, so that no content waits for it
+        _tab(key=_TAB, height=1, default={"hidden": False}, on_hidden_change=lambda: None)
 
 
 def _links(site: Site) -> None:
@@ -208,18 +213,3 @@ def reader_clock(form: str = "%H:%M:%S") -> Callable[[float], str]:
 def foot(site: Site, node: Node | None = None, run: Run | None = None) -> Markup:
     """Return the small print, with the time in the reader's own zone."""
     return PAGES.foot(site.source.label, reader_clock()(time.time()), node, run)
-
-
-_tab = st.components.v2.component("gpuwatch_seen", js=Path(__file__).parents[1].joinpath("tab.js").read_text())
-_TAB = "seen"
-
-
-def is_hidden() -> bool:
-    """Return whether the browser's tab is hidden and asks for nothing. When that changes, the whole page runs again."""
-    return bool(st.session_state.get(_TAB, {}).get("hidden"))
-
-
-def watch_tab() -> None:
-    """Put the watch on the page: after all else, so that no content waits for it."""
-    with st.container(key="unseen"):
-        _tab(key=_TAB, height=1, default={"hidden": False}, on_hidden_change=lambda: None)
