@@ -19,8 +19,9 @@ PAGES = {"live": live, "run": run, "compare": compare, "fleet": fleet}
 
 
 @st.cache_resource
-def shared(agent_url: str, prometheus_url: str | None) -> SharedSource:
+def shared() -> SharedSource:
     """Return what all viewers share: the source with its open connections, and the cache."""
+    agent_url, prometheus_url = os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL)
     prometheus = PrometheusSource(prometheus_url, agent_url=agent_url) if prometheus_url else None
     return SharedSource(prometheus or AgentSource(agent_url))
 
@@ -31,8 +32,7 @@ def main() -> None:
         st.html(style)
     st.html(f"<style>:root {{ --gw-lost: {VERMILLION}; --gw-work: {BLUE}; --gw-mark: {SKY}; }}</style>")
     pages: dict[str, Any] = {}
-    agent_url, prometheus_url = os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None
-    site = Site(shared(agent_url, prometheus_url), pages)
+    site = Site(shared(), pages)
     for key, of in PAGES.items():
         page = partial(draw_page, site, of.page, of.EVERY_S)
         pages[key] = st.Page(page, title=f"gpuwatch {key.title()}", url_path=key, default=key == "live")

@@ -58,14 +58,9 @@ class AgentSource:
 
 def _params(request: Request, scope: Scope, span: Span) -> Params:
     metric, by = request
-    return {
-        "metric": metric,
-        "start": span.start_s,
-        "end": span.end_s,
-        "points": span.points,
-        **scope.labels_of(metric),
-        **({"pick": "extremes"} if by is None else {"by": ",".join(by)}),
-    }
+    asked: Params = {"metric": metric, "start": span.start_s, "end": span.end_s, "points": span.points}
+    labels = {"pick": "extremes"} if by is None else {"by": ",".join(by)}
+    return {**asked, **scope.labels_of(metric), **labels}
 
 
 def _requests(query: Query, scope: Scope) -> list[Request]:
