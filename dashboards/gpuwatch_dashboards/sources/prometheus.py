@@ -21,7 +21,6 @@ from gpuwatch_dashboards.launch import DEFAULT_AGENT_URL
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.query import INSTANCE, Line, Match, Node, Query, Scope, Span, by_number, filled, render
 
-Instant = Callable[[str], Vector]
 Seconds = Mapping[str, float]  # by state, or by phase
 Key = tuple[str, str]
 RUN, GPU = ("run", "rank"), ("gpu", "UUID")  # the labels of a key
@@ -34,6 +33,12 @@ GAUGES = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power
 SITE_TIMEOUT_S = 15.0  # for queries about a whole site over weeks
 ENDED_HOLD_S = 30.0  # ended runs are asked for again after so long, and at once when a run is no longer served
 SCRAPES_PER_WINDOW = 4  # a rate over fewer scrapes is empty whenever one of them is missed
+
+
+class ScrapedRun(Run, frozen=True):
+    """A run as its node's agent exported it."""
+
+    instance: str | None = None
 
 
 class PrometheusSource:
@@ -56,24 +61,127 @@ class PrometheusSource:
         self.label = f"Prometheus at {self._api.url}"
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
-        now_s, current = self._now(), names_of(self.instant, node, False)
+        now_s, current = self._now(), self._names(node, False)
         until_s, served, ended = self._ended.get((node, run), (now_s, set(), []))
         if now_s >= until_s or (len(current) < MOST_RUNS and served - {*current}):
-            names = [*([run] if run else ()), *names_of(self.instant, node, True)]
+            names = [*([run] if run else ()), *self._names(node, True)]
             names = [name for name in dict.fromkeys(names) if name not in current][: max(1, MOST_RUNS - len(current))]
-            ended = [*scraped_runs(self.instant, names, True, self._window_s, now_s)]
+            ended = [*self._scraped(names, True)]
             self._ended = {key: value for key, value in self._ended.items() if value[0] > now_s}
             self._ended[node, run] = now_s + ENDED_HOLD_S, {*current}, ended
-        found = [*scraped_runs(self.instant, {*current}, False, self._window_s, now_s)]
+        found = [*self._scraped({*current}, False)]
         found += [one for one in ended if one.run not in current]
         return sorted(found, key=lambda one: (-round(one.watermark_s), one.run, one.rank))
+
+    def _names(self, node: str | None, ended: bool) -> list[str]:
+        """Return the runs of a node's MOST_RUNS ranks (None: a site's), now or (`ended`) in LOOKBACK; latest first."""
+        own = WATERMARK if node is None else f"{WATERMARK}{{{Match(INSTANCE, '=', node)}}}"
+        if ended:  # of a site by the rules' series, which is one for each run: all ranks' own would take seconds
+            own = f"last_over_time({f'run:{WATERMARK}:max' if node is None else own}[{LOOKBACK}])"
+        found = sorted(self.instant(f"topk({MOST_RUNS}, {own})"), key=lambda series: -series[1])
+        return [labels["run"] for labels, _ in found]
+
+    def _scraped(self, names: Collection[str], ended: bool) -> Iterator[ScrapedRun]:
+        """Yield the runs of these names as they are now, or how those ended that were there within the LOOKBACK."""
+        if not names:
+            return
+        condition = Match("run", "=~", "|".join(re.escape(name) for name in sorted(names)))
+        given = {"runs": condition, "window": f"{self._window_s:g}s", "back": LOOKBACK if ended else MISSED}
+
+        def ask(expr: str) -> Vector:
+            return self.instant(Template(expr).substitute(given))
+
+        def values(group: str) -> dict[str, dict[Key, float]]:
+            return {
+                name: {_key(labels, RUN): value for labels, value in ask(expr) if abs(value) < float("inf")}
+                for name, expr in QUERIES[group].items()
+            }
+
+        def seconds_by(label: str) -> dict[str, dict[Key, dict[str, float]]]:
+            found: dict[str, dict[Key, dict[str, float]]] = {}
+            for name, expr in QUERIES[label].items():
+                found[name] = {}
+                for labels, seconds in ask(expr):
+                    if seconds > 0.0:
+                        found[name].setdefault(_key(labels, RUN), {})[labels.get(label, "unknown")] = seconds
+            return found
+
+        infos = {_key(labels, RUN): labels for labels, _ in ask(QUERIES["info"])}
+        findings = _findings(ask(QUERIES["evidence"]), ask(QUERIES["findings"]))
+        ranks, recents, jobs = values("rank"), values("recent"), values("job")
+        states, phases = seconds_by("state"), seconds_by("phase")
+        for key, labels in infos.items():
+            rank = int(key[1])
+            of_rank = _of_rank(findings.get(key[0], ()), rank, ranks["late_ratio"].get(key))
+            whole, now = states["whole"].get(key, {}), states["recent"].get(key, {})
+            known = {name: of.get(key) for name, of in recents.items()}
+            recent = Recent(duration_s=self._window_s, states=now, **known)
+            of_job = {name: of[key[0], ""] for name, of in jobs.items() if (key[0], "") in of}
+            named = phases["recent" if now else "whole"].get(key, {})
+            stalled_s = whole.get("stalled") if any(finding.cause == "stalled" for finding in of_rank) else None
+            window = replace(_window(now, whole, phases["steps"].get(key, {}), named, labels), stalled_s=stalled_s)
+            watermark_s = ranks["watermark_s"].get(key, self._now())
+            yield ScrapedRun(
+                run=key[0],
+                rank=rank,
+                name=labels.get("name") or key[0],
+                status="running" if ranks["up"].get(key) == 1 else "gone",
+                started_s=watermark_s - sum(whole.values()),
+                watermark_s=watermark_s,
+                last_message_s=watermark_s,
+                host=labels.get(INSTANCE, ""),
+                user=labels.get("user", ""),
+                device=labels.get("device", ""),
+                timeline=labels.get("timeline", ""),
+                world_size=int(labels.get("world_size", 1)),
+                steps=int(ranks["steps"].get(key, 0)),
+                states=whole,
+                phases=phases["whole"].get(key, {}),
+                attempts=int(of_job.get("attempts", 1)),
+                goodput_ratio=of_job.get("goodput_ratio"),
+                goodput_is_exact="numbered" in of_job,
+                recent=recent,
+                verdict=give_verdict(window, of_rank) if window.states_s else None,
+                findings=of_rank,
+                instance=labels.get(INSTANCE),
+            )
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
         """Return the named node, or the run's; without either only Prometheus's own name is known."""
         name = node or (run.instance if run is not None else None)
         if name is None:
             return Node(self.label, ())
-        return Node(name, (), instance=name, gpus=scraped_gpus(self.instant, name, self._window_s))
+        return Node(name, (), instance=name, gpus=self._gpus(name))
+
+    def _gpus(self, instance: str) -> tuple[Gpu, ...] | None:
+        """Return a node's GPUs, each with its longest state of the window; None: not known whether it has any."""
+        where = f"{{{Match(INSTANCE, '=', instance)}}}"
+        longest = f"topk by (gpu, UUID) (1, increase(gpuwatch_gpu_seconds_total{where}[{self._window_s:g}s]) > 0)"
+        infos, owners, states = (
+            {_key(labels, GPU): labels for labels, _ in self.instant(expr)}
+            for expr in (f"gpuwatch_gpu_info{where}", f"gpuwatch_gpu_owner_info{where}", longest)
+        )
+        gauges = {
+            name: {_key(of, GPU): value for of, value in self.instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES
+        }
+        keys = {*infos, *states, *(key for values in gauges.values() for key in values)}
+        if not keys:
+            seen = self.instant(f"gpuwatch_gpus_seen{where}")
+            return () if seen and seen[0][1] == 0 else None
+        found = (
+            Gpu(
+                key[0],
+                key[1],
+                name=infos.get(key, {}).get("model", ""),
+                state=states.get(key, {}).get("state"),
+                run=owners.get(key, {}).get("run") or None,
+                owner=_owner(owners.get(key, {})),
+                energy_joules={},
+                **{name: values.get(key) for name, values in gauges.items()},
+            )
+            for key in keys
+        )
+        return tuple(sorted(found, key=by_number))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         step_s, window = self._resolution(span)
@@ -128,90 +236,6 @@ def _finite(value: float) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-class ScrapedRun(Run, frozen=True):
-    """A run as its node's agent exported it."""
-
-    instance: str | None = None
-
-
-def names_of(instant: Instant, node: str | None, ended: bool) -> list[str]:
-    """Return the runs of a node's MOST_RUNS ranks (None: the site's), now or (`ended`) in LOOKBACK; latest first."""
-    own = WATERMARK if node is None else f"{WATERMARK}{{{Match(INSTANCE, '=', node)}}}"
-    if ended:  # of a site by the rules' series, which is one for each run: all ranks' own would take seconds
-        own = f"last_over_time({f'run:{WATERMARK}:max' if node is None else own}[{LOOKBACK}])"
-    found = sorted(instant(f"topk({MOST_RUNS}, {own})"), key=lambda series: -series[1])
-    return [labels["run"] for labels, _ in found]
-
-
-def scraped_runs(
-    instant: Instant, names: Collection[str], ended: bool, window_s: float, now_s: float
-) -> Iterator[ScrapedRun]:
-    """Yield the runs of these names as they are now, or how those ended that were there within the LOOKBACK."""
-    if not names:
-        return
-    condition = Match("run", "=~", "|".join(re.escape(name) for name in sorted(names)))
-    given = {"runs": condition, "window": f"{window_s:g}s", "back": LOOKBACK if ended else MISSED}
-
-    def ask(expr: str) -> Vector:
-        return instant(Template(expr).substitute(given))
-
-    def values(group: str) -> dict[str, dict[Key, float]]:
-        return {
-            name: {_key(labels, RUN): value for labels, value in ask(expr) if abs(value) < float("inf")}
-            for name, expr in QUERIES[group].items()
-        }
-
-    def seconds_by(label: str) -> dict[str, dict[Key, dict[str, float]]]:
-        found: dict[str, dict[Key, dict[str, float]]] = {}
-        for name, expr in QUERIES[label].items():
-            found[name] = {}
-            for labels, seconds in ask(expr):
-                if seconds > 0.0:
-                    found[name].setdefault(_key(labels, RUN), {})[labels.get(label, "unknown")] = seconds
-        return found
-
-    infos = {_key(labels, RUN): labels for labels, _ in ask(QUERIES["info"])}
-    findings = _findings(ask(QUERIES["evidence"]), ask(QUERIES["findings"]))
-    ranks, recents, jobs = values("rank"), values("recent"), values("job")
-    states, phases = seconds_by("state"), seconds_by("phase")
-    for key, labels in infos.items():
-        rank = int(key[1])
-        of_rank = _of_rank(findings.get(key[0], ()), rank, ranks["late_ratio"].get(key))
-        whole, now = states["whole"].get(key, {}), states["recent"].get(key, {})
-        known = {name: of.get(key) for name, of in recents.items()}
-        recent = Recent(duration_s=window_s, states=now, **known)
-        of_job = {name: of[key[0], ""] for name, of in jobs.items() if (key[0], "") in of}
-        named = phases["recent" if now else "whole"].get(key, {})
-        window = _window(now, whole, phases["steps"].get(key, {}), named, labels)
-        if any(finding.cause == "stalled" for finding in of_rank):
-            window = replace(window, stalled_s=whole.get("stalled"))
-        watermark_s = ranks["watermark_s"].get(key, now_s)
-        yield ScrapedRun(
-            run=key[0],
-            rank=rank,
-            name=labels.get("name") or key[0],
-            status="running" if ranks["up"].get(key) == 1 else "gone",
-            started_s=watermark_s - sum(whole.values()),
-            watermark_s=watermark_s,
-            last_message_s=watermark_s,
-            host=labels.get(INSTANCE, ""),
-            user=labels.get("user", ""),
-            device=labels.get("device", ""),
-            timeline=labels.get("timeline", ""),
-            world_size=int(labels.get("world_size", 1)),
-            steps=int(ranks["steps"].get(key, 0)),
-            states=whole,
-            phases=phases["whole"].get(key, {}),
-            attempts=int(of_job.get("attempts", 1)),
-            goodput_ratio=of_job.get("goodput_ratio"),
-            goodput_is_exact="numbered" in of_job,
-            recent=recent,
-            verdict=give_verdict(window, of_rank) if window.states_s else None,
-            findings=of_rank,
-            instance=labels.get(INSTANCE),
-        )
-
-
 def _key(labels: Labels, names: Key) -> Key:
     return labels.get(names[0], ""), labels.get(names[1], "")
 
@@ -258,34 +282,6 @@ def _window(recent_s: Seconds, whole_s: Seconds, phases_s: Seconds, declared_s: 
         device=info.get("device", "cpu"),
         steps=StepColumns(data_wait, transfer, compute, (False,)) if phases_s or not recent_s else StepColumns(),
     )
-
-
-def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu, ...] | None:
-    """Return a node's GPUs, each with its longest state of the window; None: not known whether it has any."""
-    where = f"{{{Match(INSTANCE, '=', instance)}}}"
-    seen = instant(f"gpuwatch_gpus_seen{where}")
-    gauges = {name: {_key(of, GPU): value for of, value in instant(f"gpuwatch_gpu_{name}{where}")} for name in GAUGES}
-    infos = {_key(labels, GPU): labels for labels, _ in instant(f"gpuwatch_gpu_info{where}")}
-    owners = {_key(labels, GPU): labels for labels, _ in instant(f"gpuwatch_gpu_owner_info{where}")}
-    longest = f"topk by (gpu, UUID) (1, increase(gpuwatch_gpu_seconds_total{where}[{window_s:g}s]) > 0)"
-    states = {_key(labels, GPU): labels.get("state", "") for labels, _ in instant(longest)}
-    keys = {*infos, *states, *(key for values in gauges.values() for key in values)}
-    if not keys:
-        return () if seen and seen[0][1] == 0 else None
-    found = (
-        Gpu(
-            key[0],
-            key[1],
-            name=infos.get(key, {}).get("model", ""),
-            state=states.get(key),
-            run=owners.get(key, {}).get("run") or None,
-            owner=_owner(owners.get(key, {})),
-            energy_joules={},
-            **{name: values.get(key) for name, values in gauges.items()},
-        )
-        for key in keys
-    )
-    return tuple(sorted(found, key=by_number))
 
 
 def _owner(labels: Labels) -> str | None:
