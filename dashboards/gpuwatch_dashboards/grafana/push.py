@@ -23,7 +23,6 @@ from gpuwatch import __version__
 from gpuwatch.api.client import is_url
 from gpuwatch.errors import ConfigError, GpuwatchError
 
-Outcome = Literal["created", "updated", "unchanged"]
 TIMEOUT_S = 10.0
 PERMISSIONS = "the role Editor, or the permissions folders:create, dashboards:create and dashboards:write"
 _OURS = "gpuwatch "
@@ -39,7 +38,7 @@ class GrafanaError(GpuwatchError):
 @dataclass(frozen=True)
 class Pushed:
     what: str
-    outcome: Outcome
+    outcome: Literal["created", "updated", "unchanged"]
     url: str = ""
 
 

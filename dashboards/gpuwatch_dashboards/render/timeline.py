@@ -12,14 +12,9 @@ from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, text_card
 from gpuwatch_dashboards.render.charts import GRID, Mark, Option, line_series, time_axis, tooltip
 
-HOST = {"compute_s": "compute", "transfer_s": "transfer", "data_wait_s": "data_wait"}
-DEVICE = {
-    "device_compute_s": "compute",
-    "device_transfer_s": "transfer",
-    "host_wait_s": "host_wait",
-    "input_wait_s": "input_wait",
-}
-"""Phases and states by column, bottom of a stack first."""
+HOST = ("compute_s", "transfer_s", "data_wait_s")
+DEVICE = ("device_compute_s", "device_transfer_s", "host_wait_s", "input_wait_s")
+"""Columns of phases and of states, bottom of a stack first."""
 MOST_BUCKETS = 300
 HEIGHT_PX = 200
 MOST_STEPS = 300  # up to so many steps are drawn one by one
@@ -34,10 +29,12 @@ HOST_STEPS, DEVICE_STEPS, WAITS_PANEL, LONGEST, RANK_STEPS = panels("steps")
 def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
     """Return the host's chart and, where it was measured, the device's; few steps are drawn one by one."""
     few = merged(steps, MOST_BUCKETS)
-    host, device = (
-        [trace(few, column.mean, label, part) for name, part in parts.items() if (column := few.columns.get(name))]
-        for label, parts in (("phase", HOST), ("state", DEVICE))
-    )
+
+    def traces(label: str, names: Sequence[str]) -> list[Series]:
+        known = [(name, column) for name in names if (column := few.columns.get(name))]
+        return [trace(few, of.mean, label, name.removeprefix("device_").removesuffix("_s")) for name, of in known]
+
+    host, device = traces("phase", HOST), traces("state", DEVICE)
     drawn: list[tuple[Panel, list[list[Series]]]] = [(HOST_STEPS, [host])]
     waited, felt = few.columns.get("data_wait_s"), few.columns.get("input_wait_s")
     if device and waited and felt:

@@ -23,6 +23,8 @@ LEAST_S = 0.02
 FINE_BUCKETS = 6000
 """The heat map's cells; the timeline's buckets are made of them, so that the agent reads the steps once."""
 RANK_BUCKETS, MOST_RANKS = 200, 16
+MOVES = {"Zoom in": (0.25, 0.75), "Zoom out": (-0.5, 1.5), "Earlier": (-0.5, 0.5), "Later": (0.5, 1.5)}
+"""By button: from where to where it goes, in lengths of the stretch that is shown."""
 WITHOUT_AGENT = ("step_time", "findings")
 """Panels that show from Prometheus alone what the agent's steps and findings would."""
 
@@ -68,16 +70,11 @@ def page(site: Site) -> None:
 
 def _zoom(run: Run, span: Span, stretch: Stretch) -> None:
     """Draw the buttons that do by key what a click on a chart does."""
-    length = span.end_s - span.start_s
-    middle = (span.start_s + span.end_s) / 2
-    moves = {
-        "Zoom in": (middle - length / 4, middle + length / 4, length > 4 * LEAST_S),
-        "Zoom out": (middle - length, middle + length, stretch is not None),
-        "Earlier": (span.start_s - length / 2, span.end_s - length / 2, stretch is not None),
-        "Later": (span.start_s + length / 2, span.end_s + length / 2, stretch is not None),
-    }
-    for name, (start_s, end_s, can) in moves.items():
-        st.button(name, on_click=parts.go_to, args=(max(run.started_s, start_s), end_s), disabled=not can)
+    length_s = span.end_s - span.start_s
+    for name, (begin, end) in MOVES.items():
+        times_s = max(run.started_s, span.start_s + begin * length_s), span.start_s + end * length_s
+        can = length_s > 4 * LEAST_S if name == "Zoom in" else stretch is not None
+        st.button(name, on_click=parts.go_to, args=times_s, disabled=not can)
     st.button("Whole run", on_click=parts.go_to, disabled=stretch is None)
 
 
@@ -100,7 +97,7 @@ def _of_ranks(source: SharedSource, everyone: Sequence[Run], span: Span, stretch
             steps = source.steps(rank, RANK_BUCKETS, *(stretch or (None, None)))
         except SourceError:  # the agent of another node is away: the ranks of the others are compared
             continue
-        columns = [steps.columns.get(name) for name in ("data_wait_s", "transfer_s", "compute_s")]
+        columns = [steps.columns.get(name) for name in timeline.HOST]
         means = zip(*(column.mean for column in columns if column is not None), strict=True)
         wholes = [sum(value or 0.0 for value in parts) for parts in means]
         lines.append(timeline.trace(steps, wholes, "rank", str(rank.rank)))
