@@ -112,12 +112,13 @@ class Once:
 class SharedSource:
     """An agent or a Prometheus for all viewers: they share one request per second, and slow answers are kept longer.
 
-    What only agents keep (steps, past findings, reports) the agent of the run's node is asked for. Every method raises
-    SourceError when the source does not answer, or not as expected.
+    What only agents keep (steps, past findings, reports) the agent of the run's node is asked for. Lines of queries and
+    panels are not held here: pages hold what they draw of them in `once`, as long as its time range stays. Every method
+    raises SourceError when the source does not answer, or not as expected.
     """
 
     def __init__(self, source: AgentSource | PrometheusSource) -> None:
-        self._source, self.once = source, Once()
+        self._source, self.evaluate, self.once = source, source.evaluate, Once()
         self.prometheus = source if isinstance(source, PrometheusSource) else None
         self.label = source.label  # for people: "agent at http://127.0.0.1:9478"
 
@@ -133,16 +134,10 @@ class SharedSource:
         key = ("node", None if run is None else _key(run), node)
         return self.once.get(key, lambda: self._source.node(run, node))
 
-    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
-        """Return the lines of each query, in the queries' order; none where nothing was measured."""
-        key = ("evaluate", tuple(queries), scope, span)
-        return self.once.get(key, lambda: self._source.evaluate(queries, scope, span))
-
     def answers(self, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
         """Return the panels that the source can answer, with the lines of their curves."""
-        if (prometheus := self.prometheus) is not None:
-            key = ("answers", tuple(panel.key for panel in panels), scope, span)
-            return self.once.get(key, lambda: [(panel, prometheus.answers(panel, scope, span)) for panel in panels])
+        if self.prometheus is not None:
+            return [(panel, self.prometheus.answers(panel, scope, span)) for panel in panels]
         live = [panel for panel in panels if panel.is_live]
         lines = iter(self.evaluate([curve.query for panel in live for curve in panel.curves], scope, span))
         return [(panel, [next(lines) for _ in panel.curves]) for panel in live]

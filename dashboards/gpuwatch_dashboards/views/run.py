@@ -43,7 +43,9 @@ def page(site: Site) -> None:
     steps, past, away = _kept(site.source, run, stretch)
     st.container(key="verdict").html(PAGES.run_head(run, steps, away is None))
     scope = Scope(run.run, str(run.rank), run.instance)
-    [(panel, ledger)] = site.source.answers(run_panels(run, [BY_KEY["ledger"]]), scope, span)
+    asked = run_panels(run, [BY_KEY["ledger"]])
+    held = site.source.once.get(("states", scope, span), lambda: site.source.answers(asked, scope, span), EVERY_S)
+    [(panel, ledger)] = held
     marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
     cards = timeline.step_cards(steps, span, marks)
     if away is not None:
@@ -64,7 +66,7 @@ def page(site: Site) -> None:
         parts.box("findings", PAGES.findings_head(True) + findings(found, time.time(), False))
     if away is None and (past or not found):
         title = PAGES.panel_head("Found in this run", "What was found, and from when to when?")
-        parts.box("past", title + past_findings(past, parts.reader_clock()))
+        parts.box("past", title + past_findings(past, parts.clock))
     st.html(parts.foot(site, node, run))
 
 

@@ -99,7 +99,7 @@ def label_of(run: Run, rank: str = "") -> str:
     """Return a run's label: unique, and the same from then on, as Streamlit knows a choice by this text alone."""
     given: dict[str, str] = st.session_state.setdefault(_LABELS, {})
     if (key := f"{run.run}{rank}") not in given:
-        label = f"{run.name or run.run}{rank} · {reader_clock('%d %b %H:%M:%S')(run.started_s)}"
+        label = f"{run.name or run.run}{rank} · {clock(run.started_s, '%d %b %H:%M:%S')}"
         given[key] = f"{label} · {run.run}" if label in given.values() else label
     return given[key]
 
@@ -204,12 +204,12 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
         draw_cards(f"grid-{name}", cards)
 
 
-def reader_clock(form: str = "%H:%M:%S") -> Callable[[float], str]:
-    """Return what formats a Unix time in the reader's zone, e.g. "14:05:09"; browsers give the offset's opposite."""
+def clock(time_s: float, form: str = "%H:%M:%S") -> str:
+    """Return a Unix time in the reader's zone, e.g. "14:05:09"; browsers give the offset's opposite."""
     zone = timezone(timedelta(minutes=-(st.context.timezone_offset or 0)))
-    return lambda time_s: datetime.fromtimestamp(time_s, zone).strftime(form)
+    return datetime.fromtimestamp(time_s, zone).strftime(form)
 
 
 def foot(site: Site, node: Node | None = None, run: Run | None = None) -> Markup:
     """Return the small print, with the time in the reader's own zone."""
-    return PAGES.foot(site.source.label, reader_clock()(time.time()), node, run)
+    return PAGES.foot(site.source.label, clock(time.time()), node, run)
