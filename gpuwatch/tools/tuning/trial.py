@@ -25,6 +25,7 @@ from gpuwatch.tools.tuning.result import Measured, Setting
 from gpuwatch.tools.tuning.target import Target
 
 _FEWEST_CYCLES, _MOST_CYCLES, _CYCLES_FOR_A_SPREAD = 3, 100_000, 4
+_MOST_PASSES = 1000  # as a trial's memory is measured too, which grows with each pass that is kept
 _COPIES = 20
 
 
@@ -139,7 +140,7 @@ class _Run:
         begun = now = time.perf_counter()
         uncounted = warm_up(self.setting.num_workers, self.setting.batches_ahead)
         over = False
-        while not over:
+        while not over and len(self.passes) < _MOST_PASSES:
             started = now
             try:
                 self.iterator = iter(loader)
