@@ -181,9 +181,9 @@ def _end(process: BaseProcess, at_once: bool) -> None:
         process.join(_END_WAIT_S)
     others = descendants(process.pid)
     process.kill()
-    process.join()
     with suppress(ProcessLookupError, PermissionError):  # it had not reached setsid yet, or left none
-        os.killpg(process.pid, signal.SIGKILL)  # its workers
+        os.killpg(process.pid, signal.SIGKILL)  # its workers, which must not live on while its end is awaited
+    process.join()
     deadline = time.perf_counter() + _END_WAIT_S
     while any(found.alive for pid in others if (found := optional(stat, pid))) and time.perf_counter() < deadline:
         time.sleep(0.01)
