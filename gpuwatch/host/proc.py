@@ -85,9 +85,13 @@ def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
 
 def cpu_times_s(procfs: Path = PROC) -> tuple[float, float]:
     """Return the node's (busy, total) CPU time since boot over all cores, in seconds; iowait counts as idle."""
-    seconds = read(f"{procfs}/stat", lambda text: parse_cpu_times(text.partition("\n")[0])).seconds
-    idle_s, total_s = sum(seconds.get(mode, 0.0) for mode in ("idle", "iowait")), sum(seconds.values())
-    return total_s - idle_s, total_s
+
+    def busy_and_total(text: str) -> tuple[float, float]:
+        modes = parse_cpu_times(text.partition("\n")[0]).seconds
+        total = sum(modes.values())
+        return total - modes["idle"] - modes.get("iowait", 0.0), total
+
+    return read(f"{procfs}/stat", busy_and_total)
 
 
 def memory_bytes(procfs: Path = PROC) -> dict[str, int]:

@@ -27,6 +27,15 @@ def test_memory_that_can_be_had(tmp_path: Path) -> None:
     assert procfs.memory_bytes(tmp_path)["MemAvailable"] == 3000 << 10
 
 
+def test_cpu_time_without_its_idle_part_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("cpu  30 0 10 50 10\ncpu0 30 0 10 50 10\n")
+    busy_s, total_s = procfs.cpu_times_s(tmp_path)
+    assert busy_s / total_s == pytest.approx(0.4)
+    (tmp_path / "stat").write_text("cpu  30 0 10\n")
+    with pytest.raises(NoData):
+        procfs.cpu_times_s(tmp_path)
+
+
 @pytest.mark.parametrize(("listed", "cores"), [("0-15", 16), ("3", 1), ("0-1,4,6-7", 5)])
 def test_cores_that_a_process_may_use(listed: str, cores: int, tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
