@@ -147,7 +147,8 @@ class History:
         self._job("trimmed", lambda: self._delete_before(int((now_s - self._keep_s) * 1000)))
         self._job("trimmed", self._delete_surplus)
         # As a script: `execute` would take one step, which frees one page. At most 80 MB at a time, as it is slow.
-        vacuum = "PRAGMA incremental_vacuum(20000); PRAGMA wal_checkpoint(TRUNCATE)"
+        # A -wal file that has filled the disk is emptied before: nothing can be written until then.
+        vacuum = "PRAGMA wal_checkpoint; PRAGMA incremental_vacuum(20000); PRAGMA wal_checkpoint(TRUNCATE)"
         self._job("vacuumed", lambda: self._connection.executescript(vacuum), whole=False)
         if self._is_damaged.is_set() and self._inode is not None:
             self._replace_file("a page of it cannot be read")

@@ -6,6 +6,7 @@ And a full disk at the start.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -240,6 +241,27 @@ def test_a_history_that_cannot_be_opened_for_a_while_stays_where_it_is(
     assert (history.damaged, history.failures) == (0, 5)
     assert any(commit(history, second) for second in range(15, 30))
     assert seconds(history) > 10
+    history.close()
+
+
+def test_a_wal_file_that_filled_the_disk_during_a_backup_is_emptied_after_it(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    for second in range(400):
+        commit(history, second)
+    history._connection.execute(f"DELETE FROM tick WHERE time_ms < {int((BEGIN_S + 200) * 1000)}")
+    history._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closing(sqlite3.connect(history.path)) as backup:
+        backup.execute("BEGIN")
+        backup.execute("SELECT count(*) FROM tick").fetchall()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 * history.path.stat().st_size, limits[1]))
+        try:
+            assert not all(commit(history, second) for second in range(400, 800))
+            backup.close()
+            history.trim(BEGIN_S + 800)
+            assert commit(history, 801)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     history.close()
 
 
