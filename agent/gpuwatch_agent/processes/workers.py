@@ -7,6 +7,7 @@ it. The root group is the node itself, which the collectors cover.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -191,6 +192,7 @@ class OomWatch:
     def update(self, runs: Sequence[Run], now_ns: int) -> None:
         """Sample the counts of running runs; give lost runs what was counted since their last message."""
         samples, self._samples = self._samples, {}
+        kills_in, peak_in = cache(_kills_in), cache(partial(cgroup.memory_bytes, what="peak"))  # ranks share groups
         on_node = proc.oom_kills_on_node(self._table.procfs) if any(run.status == RUNNING for run in runs) else None
         for run in runs:
             seen = samples.get(run.key, [])
@@ -200,19 +202,14 @@ class OomWatch:
             elif run.status == RUNNING and run.hello is not None:
                 pid = self._table.host_pid(run.hello)
                 if pid is not None and (stat := self._table.stat(pid)) is not None:
-                    sample = self._sample(pid, now_ns, stat.resident_bytes, on_node)
+                    groups, room = self._table.groups("memory", pid), self._table.memory_room(pid)
+                    peak_bytes = None if room is None else peak_in(room.folder)
+                    sample = _Sample(now_ns, stat.resident_bytes, groups, kills_in(groups), on_node, room, peak_bytes)
                     seen = [*seen[1 - _MOST_SAMPLES :], sample]
-                    run.job_group = next((folder for folder in sample.groups if is_of_job(folder.name)), None)
+                    run.job_group = next((folder for folder in groups if is_of_job(folder.name)), None)
                 # A kill may come right after a message: only a sample from before that has certainly not counted it.
                 before = [number for number, each in enumerate(seen) if each.at_ns <= run.heard_ns]
                 self._samples[run.key] = seen[before[-1] if before else 0 :]
-
-    def _sample(self, pid: int, now_ns: int, resident_bytes: int, on_node: int | None) -> _Sample:
-        groups, room = self._table.groups("memory", pid), self._table.memory_room(pid)
-        counting = groups if groups and (groups[0] / cgroup.KILLS[0]).exists() else groups[:1]
-        kills = {folder: count for folder in counting if (count := cgroup.kills_in(folder)) is not None}
-        peak_bytes = None if room is None else cgroup.memory_bytes(room.folder, "peak")
-        return _Sample(now_ns, resident_bytes, groups, kills, on_node, room, peak_bytes)
 
     def _grown(self, seen: Sequence[_Sample]) -> MemoryKills | None:
         where, kills = self._kills_since(seen[0])
@@ -237,6 +234,12 @@ class OomWatch:
                 return ("group" if folder == before.groups[0] else "around"), now - count
         now = proc.oom_kills_on_node(self._table.procfs)
         return "node", 0 if now is None or before.on_node is None else now - before.on_node
+
+
+def _kills_in(groups: tuple[Path, ...]) -> dict[Path, int]:
+    """Return the OOM kills in the groups that count them; in version 1 that is the innermost one."""
+    counting = groups if groups and (groups[0] / cgroup.KILLS[0]).exists() else groups[:1]
+    return {folder: count for folder in counting if (count := cgroup.kills_in(folder)) is not None}
 
 
 def _most(sizes: Iterable[int | None]) -> int | None:

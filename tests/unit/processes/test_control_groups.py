@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuwatch.diagnosis.window import MemoryKills
+from gpuwatch.host import cgroup
 from gpuwatch.host.proc import PAGE_BYTES
 from gpuwatch_agent.exporter import run_samples
 from gpuwatch_agent.processes import ProcessTable
@@ -96,6 +98,15 @@ def test_version_2_own_group_with_the_limit_of_the_job_around_it(tmp_path: Path)
     node.counts(own=4, job=6, node=10)
     node.tick(S)
     assert node.die() == MemoryKills("group", 1, 512 * MIB, 500 * MIB, 512 * MIB, 2000 * PAGE_BYTES)
+
+
+def test_a_group_is_read_once_a_tick_for_all_ranks_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, read = Node(tmp_path), list[Path]()
+    other = Run("run-a", 1, BOOT)
+    other.apply(msgspec.structs.replace(node.hook.hello(), rank=1), node.hook.at_ns, 0.0)
+    monkeypatch.setattr(cgroup, "kills_in", lambda folder: read.append(folder))
+    node.watch.update([node.run, other], node.hook.at_ns)
+    assert read == [tmp_path / OWN, tmp_path / JOB, (tmp_path / JOB).parent, (tmp_path / JOB).parent.parent]
 
 
 def test_version_1_own_group(tmp_path: Path) -> None:
