@@ -17,31 +17,31 @@ from gpuwatch import api, wire
 from gpuwatch.ledger.states import percentile
 
 MINUTE_MS = 60_000
-_SUMMED = tuple(name for name in wire.STEP_COLUMNS if name not in ("start_ns", "epoch_start"))
+DURATIONS = tuple(name for name in wire.STEP_COLUMNS if name not in ("start_ns", "samples", "epoch_start"))
 _MINUTE_EPOCHS = 64  # epoch starts that are kept of one minute
-_MOST = 1 << 62  # A sum is no larger, whatever a damaged row has: it is kept in 64 bits
+_MOST_NS = 1 << 62  # A sum of durations is no larger, whatever a damaged row has: it is kept in 64 bits
 _UNREADABLE = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError)  # what a damaged row raises
 
 
 class Spread(msgspec.Struct, array_like=True):
-    """One column of some steps, the measured ones of them: durations in ns, or samples."""
+    """One column of some steps, the measured ones of them, in ns."""
 
     count: int = 0
-    sum: int = 0
-    least: int = 0
-    most: int = 0
+    sum_ns: int = 0
+    least_ns: int = 0
+    most_ns: int = 0
 
     def plus(self, values: Sequence[int]) -> Spread:
         """Return the spread with these values too; -1: not measured."""
         known = values if min(values) >= 0 else [value for value in values if value >= 0]
-        return self.merged(Spread(len(known), min(_MOST, sum(known)), min(known), max(known))) if known else self
+        return self.merged(Spread(len(known), min(_MOST_NS, sum(known)), min(known), max(known))) if known else self
 
     def merged(self, other: Spread) -> Spread:
         """Return the spread of both."""
         if not self.count or not other.count:
             return self if self.count else other
-        least, most = min(self.least, other.least), max(self.most, other.most)
-        return Spread(self.count + other.count, min(_MOST, self.sum + other.sum), least, most)
+        least, most = min(self.least_ns, other.least_ns), max(self.most_ns, other.most_ns)
+        return Spread(self.count + other.count, min(_MOST_NS, self.sum_ns + other.sum_ns), least, most)
 
 
 class StepMinute(msgspec.Struct):
@@ -52,6 +52,8 @@ class StepMinute(msgspec.Struct):
     start_ns: int
     end_ns: int
     columns: dict[str, Spread]
+    samples: int = 0
+    samples_known: int = 0
     epochs: list[tuple[int, int]] = []  # (step, begin) of first batches
 
     def add(self, later: StepMinute) -> None:
@@ -60,6 +62,8 @@ class StepMinute(msgspec.Struct):
         self.end_ns = later.end_ns
         for name, spread in later.columns.items():
             self.columns[name] = self.columns.get(name, Spread()).merged(spread)
+        self.samples += later.samples
+        self.samples_known += later.samples_known
         self.epochs = self.epochs + later.epochs
 
 
@@ -104,12 +108,15 @@ def sums(batches: Sequence[Batch], most_epochs: int) -> StepMinute:
     first, last = batches[0], batches[-1]
     host_ns = sum(max(0, last.column(name)[-1]) for name in _HOST if name in last.columns)
     present = set().union(*(batch.columns for batch in batches))
+    samples = Spread().plus(joined(batches, "samples"))
     return StepMinute(
         first.first_step,
         sum(map(len, batches)),
         first.start_ns(0),
         last.start_ns(-1) + host_ns,
-        {name: Spread().plus(joined(batches, name)) for name in _SUMMED if name in present},
+        {name: Spread().plus(joined(batches, name)) for name in DURATIONS if name in present},
+        samples.sum_ns,
+        samples.count,
         list(islice(_epochs(batches), most_epochs)),
     )
 
@@ -210,7 +217,7 @@ def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[
             buckets.append(minute)
             bucket_ns.append([])
         means = [minute.columns[name] for name in _HOST if name in minute.columns]
-        means_ns += [sum(s.sum // s.count for s in means if s.count)] * max(1, minute.count // every)
+        means_ns += [sum(s.sum_ns // s.count for s in means if s.count)] * max(1, minute.count // every)
     taken = sum(minute.count for minute in buckets)
     for group in _groups(batches, size):
         host = [joined(group, name)[-taken % every :: every] for name in _HOST]
@@ -219,10 +226,6 @@ def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[
         taken += buckets[-1].count
     step_ns = sorted(chain(means_ns, *bucket_ns))
     begins = chain.from_iterable(bucket.epochs for bucket in buckets)
-
-    def of_buckets(name: str) -> list[Spread]:
-        return [bucket.columns.get(name, Spread()) for bucket in buckets]
-
     return api.Steps(
         steps=taken,
         bucket_steps=size,
@@ -232,9 +235,9 @@ def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[
         time_s=[bucket.start_ns / 1e9 for bucket in buckets],
         end_s=[bucket.end_ns / 1e9 for bucket in buckets],
         count=[bucket.count for bucket in buckets],
-        samples=[spread.sum if spread.count else None for spread in of_buckets("samples")],
+        samples=[bucket.samples if bucket.samples_known else None for bucket in buckets],
         bucket_s={f"p{q}": [percentile(found, q) / 1e9 if found else None for found in bucket_ns] for q in (5, 50, 95)},
-        columns={f"{name}_s": _spread(of_buckets(f"{name}_ns")) for name in TIMES},
+        columns={f"{name}_s": _spread([b.columns.get(f"{name}_ns", Spread()) for b in buckets]) for name in TIMES},
     )
 
 
@@ -261,7 +264,7 @@ def _spread(columns: list[Spread]) -> api.Spread | None:
     if not any(column.count for column in columns):
         return None
     return api.Spread(
-        mean=[column.sum / column.count / 1e9 if column.count else None for column in columns],
-        min=[column.least / 1e9 if column.count else None for column in columns],
-        max=[column.most / 1e9 if column.count else None for column in columns],
+        mean=[column.sum_ns / column.count / 1e9 if column.count else None for column in columns],
+        min=[column.least_ns / 1e9 if column.count else None for column in columns],
+        max=[column.most_ns / 1e9 if column.count else None for column in columns],
     )

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -174,9 +175,24 @@ def test_spread_is_that_of_what_was_measured(messages: list[list[int]]) -> None:
     for values in messages:
         spread = spread.plus(values)
     known = [value for values in messages for value in values if value >= 0]
-    assert (spread.count, spread.sum) == (len(known), sum(known))
+    assert (spread.count, spread.sum_ns) == (len(known), sum(known))
     if known:
-        assert (spread.least, spread.most) == (min(known), max(known))
+        assert (spread.least_ns, spread.most_ns) == (min(known), max(known))
+
+
+def test_minutes_that_an_earlier_version_kept_have_their_samples(history: History) -> None:
+    """Their record is read by the names of its fields: one that is renamed is lost without a word."""
+    start_ns = int(BEGIN_S * 1e9)
+    record = {"first_step": 0, "count": 3, "start_ns": start_ns, "end_ns": start_ns + 60_000 * MS, "epochs": []}
+    record |= {"columns": {"data_wait_ns": [3, 9 * MS, MS, 5 * MS]}, "samples": 16, "samples_known": 2}
+    row = ("run-a", 0, 0, 3, int(BEGIN_S * 1000), msgspec.msgpack.encode(record))
+    history._connection.execute(
+        "INSERT INTO step_minute (run, rank, first_step, count, time_ms, record) VALUES (?, ?, ?, ?, ?, ?)", row
+    )
+    found = history.reader.steps("run-a", 0, 10)
+    assert found is not None and (found.count, found.samples) == ([3], [16])
+    waits = found.columns["data_wait_s"]
+    assert waits is not None and (waits.mean, waits.min, waits.max) == ([0.003], [0.001], [0.005])
 
 
 def test_a_file_of_an_older_schema_is_renamed_and_a_new_one_begun(
