@@ -329,7 +329,7 @@ class Session:
             self.publisher.close_if_postponed()
 
     def close(self) -> None:
-        """End the run, which is `closed`, now: what closing takes is not the training's."""
+        """End the run now; `closed` is set already. What closing takes is not the training's."""
         self._leave_cells()
         failure = sys.exc_info()[0] or getattr(sys, "last_type", None)  # the second at the end of a process that raised
         self.publisher.raised = failure not in (None, SystemExit, StopIteration, GeneratorExit)
