@@ -164,6 +164,8 @@ class Watch:
 
         With plain calls a step lasts until the next call: the first call begins the second step, after the start-up.
         """
+        if self._disabled:  # costs a fifth
+            return contextlib.nullcontext()
         return PlainStep(self.session, known_count(samples), known_count(tokens))
 
     def data(self) -> AbstractContextManager[None]:
