@@ -46,7 +46,7 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
     return api.Run(
         **about,
         **live,
-        watermark_s=run.started_s + sum(states_s.values()) if watermark_s is None else watermark_s,
+        watermark_s=_last_s(run, sum(states_s.values())) if watermark_s is None else watermark_s,
         owner=api.Owner(*(getattr(run.owner, name) or None for name in api.Owner.__struct_fields__)),
         steps=counts.steps,
         samples=counts.samples if counts.samples >= 0 else None,
@@ -63,6 +63,12 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
         gpu_share=share,
         cost=cost_of(states_s, prices.hourly(gpus, share), prices.currency, sum(joules.values()), prices.kwh),
     )
+
+
+def _last_s(run: Run, spent_s: float) -> float:
+    """Return up to when a run that is no longer live is known: its last process may have begun long after the first."""
+    sent = [(each, sum(each.sent.states_ns.values()) / 1e9) for each in run.senders.values() if each.sent is not None]
+    return max([run.started_s + spent_s, *(each.started_s - (each.moved_s or 0.0) + of_it_s for each, of_it_s in sent)])
 
 
 _OF_RUN = ("run", "rank", "status", "started_s", "last_message_s", "user")
