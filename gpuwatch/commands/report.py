@@ -1,7 +1,9 @@
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +60,7 @@ def report(
         ledger = _job(job, agent, prometheus)
         _write(as_json(ledger) if json else job_text(ledger), output)
         return
-    found = _load_run(_open_source(agent, history), run, config)
+    found = _load_run(lambda: _open_source(agent, history), run, config)
     failed = broken(found, gates)
     _finish(found, markdown, json, output, found.name, failed)
 
@@ -83,9 +85,9 @@ def compare(
     significant. Exit codes: 0 done, 1 a limit of `--fail-on` is exceeded, 2 wrong usage or no such run.
     """
     gates = [parse_gate(text, of_two=True) for text in fail_on or ()]
-    source = _open_source(agent, history)
+    source = cache(lambda: _open_source(agent, history))
     if b in (None, a):
-        a, b = last_two(source, a)
+        a, b = last_two(source(), a)
     found = compare_runs(_load_run(source, a, config), _load_run(source, b, config))
     before, after = found.runs
     _finish(found, markdown, json, output, f"{after.name} against {before.name}", broken(found.b, gates, found))
@@ -133,12 +135,12 @@ def _open_source(agent: str, history: Path | None) -> RunSource:
     return HistoryReader.checked(history)
 
 
-def _load_run(source: RunSource, wanted: str, config: Path | None) -> RunReport:
-    """Return a run's report, from the source or from a report's JSON file. Raises: ConfigError."""
+def _load_run(source: Callable[[], RunSource], wanted: str, config: Path | None) -> RunReport:
+    """Return a run's report, from a report's JSON file or the source, which is opened then. Raises: ConfigError."""
     if wanted.endswith(".json"):
         with usable(wanted, f"make it with gpuwatch report RUN --json -o {wanted}"):
             return from_json(Path(wanted).read_bytes(), wanted)
-    return gather(source, wanted, time.time(), None if config is None else read_config(config).prices)
+    return gather(source(), wanted, time.time(), None if config is None else read_config(config).prices)
 
 
 def _finish(found: Result, markdown: bool, json: bool, output: Path | None, name: str, failed: list[str]) -> None:

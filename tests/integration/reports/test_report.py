@@ -178,6 +178,14 @@ def test_what_cannot_be_done_is_said_in_one_line(history: Path, arguments: tuple
     assert why in done.stderr and "Traceback" not in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_two_kept_reports_are_compared_without_an_agent(history: Path) -> None:
+    kept, nobody = history.parent / "live.json", f"http://127.0.0.1:{free_port()}"
+    done = gpuwatch("compare", kept, f"{history.parent}/./live.json", "--agent", nobody, "--markdown")
+    assert done.returncode == 0 and "no significant difference" in done.stdout, done.stderr
+    done = gpuwatch("report", kept, "--agent", nobody, "--markdown")
+    assert done.returncode == 0 and "starved" in done.stdout, done.stderr
+
+
 def test_without_an_agent_the_way_to_a_file_is_named() -> None:
     done = gpuwatch("report", "last", "--agent", f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 2
