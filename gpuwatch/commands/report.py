@@ -168,7 +168,7 @@ def _write(text: str, path: Path | None) -> None:
         typer.echo(text, nl=not text.endswith("\n"))
         return
     with usable(f"--output {path}", "choose a file that you may write to"):
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     typer.echo(str(path))
 
 

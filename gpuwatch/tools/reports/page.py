@@ -81,7 +81,7 @@ def as_html(found: Result, broken: Sequence[str] = ()) -> str:
     """Return a report, or a comparison: `a` on the left, `b` on the right, one below the other on a phone."""
     runs = (found,) if isinstance(found, RunReport) else found.runs
     top_s = max(_highest_s(run.steps_over_time) for run in runs)
-    style = "".join((TEMPLATES / name).read_text() for name in ("parts.css", "report.css"))
+    style = "".join((TEMPLATES / name).read_text("utf-8") for name in ("parts.css", "report.css"))
     return _template(found, "html").render(
         style=Markup(style),  # our own files, nothing of a run's
         facts_of=_facts,

@@ -186,6 +186,15 @@ def test_two_kept_reports_are_compared_without_an_agent(history: Path) -> None:
     assert done.returncode == 0 and "starved" in done.stdout, done.stderr
 
 
+def test_a_file_is_utf_8_whatever_the_locale(history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    for file, option in (("page.html", ()), ("page.md", ("--markdown",)), ("page.json", ("--json",))):
+        done = gpuwatch("report", "starved", "--history", history, "-o", tmp_path / file, *option)
+        assert done.returncode == 0, done.stderr
+        assert "·" in (tmp_path / file).read_text("utf-8") or file != "page.html"
+
+
 def test_without_an_agent_the_way_to_a_file_is_named() -> None:
     done = gpuwatch("report", "last", "--agent", f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 2
