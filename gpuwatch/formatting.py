@@ -1,6 +1,7 @@
 """Numbers as text for people, records as JSON."""
 
 import re
+import sys
 import unicodedata
 
 import msgspec
@@ -19,8 +20,9 @@ def host_port(host: str, port: int) -> str:
 
 
 def file_name(run: str) -> str:
-    """Return a run's name or id as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", run)[:80]
+    """Return a run's name or id as a part of a file's name, of 80 bytes at most."""
+    own = sys.getfilesystemencoding()
+    return re.sub(r"[^\w.-]+", "_", run).encode(own, "replace")[:80].decode(own, "ignore").replace("?", "_")
 
 
 def percent(ratio: float) -> str:
