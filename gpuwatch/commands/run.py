@@ -25,12 +25,12 @@ def run(
     DataLoader a step lasts from one optimizer step to the next. If no step was found, one line at the end gives the
     reason. The program replaces this process: its output, signals and exit code are its own.
 
-    A script `train.py` that is not executable runs with the Python interpreter of gpuwatch.
+    A script `train.py` that is not executable, or has no `#!` line, runs with the Python interpreter of gpuwatch.
 
     Exit codes of gpuwatch itself: 127 program not found, 126 program cannot be executed.
     """
     name = command[0]
-    if name.endswith(".py") and Path(name).is_file() and not os.access(name, os.X_OK):
+    if name.endswith(".py") and Path(name).is_file() and not _is_program(name):
         command = [name := sys.executable, *command]
     if (program := shutil.which(name)) is None:
         if os.sep in name and Path(name).exists():
@@ -54,6 +54,13 @@ def run(
         os.execve(program, command, {"TORCH_FR_BUFFER_SIZE": "2000", **os.environ, **wanted})
     except OSError as error:
         _end(_NOT_EXECUTABLE, f"{name}: {error.strerror}")
+
+
+def _is_program(script: str) -> bool:
+    """Return whether the kernel can execute a script: on some file systems every file has the mode for it."""
+    with suppress(OSError), Path(script).open("rb") as file:
+        return file.read(2) == b"#!" and shutil.which(script) is not None
+    return False
 
 
 def _end(code: int, message: str) -> NoReturn:

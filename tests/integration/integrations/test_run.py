@@ -431,6 +431,22 @@ def test_a_script_that_is_no_program_is_run_by_this_python(tmp_path: Path) -> No
     assert done.out == f"{sys.executable} ['--epochs', '3']\n", done.err
 
 
+@pytest.mark.parametrize(("first", "name"), [("", "./train.py"), ("", "train.py"), ("#!/bin/true\n", "train.py")])
+def test_a_script_with_the_mode_of_a_program_is_run_too(first: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"{first}import sys; print(sys.executable, sys.argv)")
+    (tmp_path / "train.py").chmod(0o755)  # as all files are on some file systems
+    done = subprocess.run([*RUN, name], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == f"{sys.executable} ['{name}']\n", done.stderr
+
+
+def test_a_script_that_names_its_interpreter_is_run_by_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("#!/bin/echo by")
+    (tmp_path / "train.py").chmod(0o755)
+    assert (
+        subprocess.run([*RUN, "./train.py"], cwd=tmp_path, capture_output=True, text=True).stdout == "by ./train.py\n"
+    )
+
+
 @pytest.mark.parametrize("before", [["--"], [], ["--trace"], ["--trace", "--"]])
 def test_options_of_the_program_are_its_own_with_dashes_before_it_and_without(before: list[str]) -> None:
     program = [sys.executable, "-c", "import sys; print(sys.argv[1:])", "--help", "--trace", "-v", "--", "x"]
