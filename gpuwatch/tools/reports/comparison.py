@@ -116,7 +116,8 @@ class Comparison(msgspec.Struct, frozen=True):
         if a.cost is not None and b.cost is not None and a.steps and b.steps:
             before, after = a.cost.total / a.steps * 1000, b.cost.total / b.steps * 1000
             costs = money(before, a.cost.currency), money(after, b.cost.currency)
-            rows.append(("cost of 1,000 steps", *costs, f"{after / before - 1:+.0%}"))
+            is_comparable = before > 0 and a.cost.currency == b.cost.currency
+            rows.append(("cost of 1,000 steps", *costs, f"{after / before - 1:+.0%}" if is_comparable else ""))
         return rows
 
     @property

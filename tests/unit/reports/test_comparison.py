@@ -6,8 +6,10 @@ import random
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
+from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.tools.reports.comparison import compare
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport
@@ -85,6 +87,23 @@ def test_rows_show_the_change_and_settings_only_where_they_differ() -> None:
     assert rows["waiting for data"] == ("60%", "9.1%", "-50.9 points")
     assert "transfer, a step" not in rows  # nothing to say of it on either side
     assert found.setting_rows == [("loader: num_workers", "4", "10"), ("tag team", "vision", "-")]
+
+
+@pytest.mark.parametrize(
+    ("before", "currency", "row"),
+    [
+        (2.0, "EUR", ("{} EUR", "{} EUR", "+100%")),
+        (2.0, "USD", ("{} USD", "{} EUR", "")),
+        (0.0, "EUR", ("0.00 EUR", "{} EUR", "")),  # its GPUs' time was all that of others
+    ],
+)
+def test_costs_are_compared_in_one_currency_and_with_a_cost(before: float, currency: str, row: tuple[str, ...]) -> None:
+    a, b = (
+        msgspec.structs.replace(report(0.060), steps=1000, cost=Cost(of, 1, total, total, {"compute": total}))
+        for of, total in ((currency, before), ("EUR", 4.0))
+    )
+    (found,) = (each[1:] for each in compare(a, b).rows if each[0] == "cost of 1,000 steps")
+    assert found == (row[0].format("2.00"), row[1].format("4.00"), row[2])
 
 
 def test_a_change_too_small_to_show_has_no_sign_of_its_own() -> None:
