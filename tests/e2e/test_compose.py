@@ -85,11 +85,11 @@ def test_training_in_another_container_reaches_the_agent_by_the_documented_line(
             assert run["owner"]["container_id"] == container
             size = wait_for("its /dev/shm is seen", lambda: _shm_bytes(site, "compose-contained"), 20)
             assert size == SHM_BYTES
-            waited_s, trained_s = training.end()
+            injected = training.end()
         finally:
             if training.process.poll() is None:
                 site.engine.run("docker", "rm", "-f", name)
-    _assert_ledger(site, "compose-contained", (waited_s, trained_s))
+    _assert_ledger(site, "compose-contained", injected)
 
 
 def test_the_agent_in_its_container_sees_the_host(site: Site) -> None:
@@ -207,19 +207,25 @@ def _silence(site: Site) -> str:
         return str(json.load(response)["silenceID"])
 
 
-def _assert_ledger(site: Site, run: str, injected: tuple[float, float]) -> None:
-    """Assert that Prometheus has the run's seconds: all of them, in their states, each once."""
-    waited_s, trained_s = injected
+def _assert_ledger(site: Site, run: str, injected: tuple[float, float, float]) -> None:
+    """Assert that Prometheus has the run's seconds: all of them, in their states, each once.
+
+    On a busy machine time passes between the training's own clocks, which are around its waits, its work and its loop.
+    """
+    waited_s, trained_s, loop_s = injected
+    between_s = loop_s - waited_s - trained_s
 
     def ledger() -> dict[str, float] | None:
         answer = get_json(
             site.url("prometheus", "/api/v1/query"), query=f'gpuwatch_run_seconds_total{{run="{run}",rank="0"}}'
         )
         states = {one["metric"]["state"]: float(one["value"][1]) for one in answer["data"]["result"]}
-        return states if sum(states.values()) >= waited_s + trained_s else None
+        return states if training(states) >= waited_s + trained_s else None
+
+    def training(states: dict[str, float]) -> float:
+        return sum(states.get(state, 0.0) for state in ("input_wait", "transfer", "compute", "host_wait"))
 
     states = wait_for("the whole run is in Prometheus", ledger, 30)
-    training_s = sum(states.get(state, 0.0) for state in ("input_wait", "transfer", "compute", "host_wait"))
-    assert training_s == pytest.approx(waited_s + trained_s, rel=0.03)
-    assert states["input_wait"] / training_s == pytest.approx(waited_s / (waited_s + trained_s), abs=0.03)
+    assert training(states) <= loop_s
+    assert waited_s <= states["input_wait"] <= waited_s + between_s
     assert states.get("unknown", 0) == 0
