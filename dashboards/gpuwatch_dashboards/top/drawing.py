@@ -45,7 +45,7 @@ def fitted(line: Text, width: int, right: bool = False) -> Text:
 
 
 def cell(text: str, width: int, right: bool = False) -> str:
-    return fitted(Text(text), width, right).plain
+    return fitted(Text(harmless(text)), width, right).plain  # made harmless before `Text` drops some of it unseen
 
 
 def table(
@@ -181,7 +181,8 @@ def buckets(points: Points, width: int, start_s: float, end_s: float) -> list[fl
     width_s = (end_s - start_s) / width
     found: dict[int, list[float]] = {}  # a gap alone is an empty list
     for time_s, value in points:
-        found.setdefault(ceil((time_s - start_s) / width_s) - 1, []).extend([] if value is None else [value])
+        interval = ceil((time_s - start_s) / width_s - 1e-6) - 1  # a time at its end may be rounded
+        found.setdefault(interval, []).extend([] if value is None else [value])
     known_s = [time_s for time_s, value in points if value is not None]
     apart_s = [after - before for before, after in pairwise(known_s)]
     reach = max(1, ceil(median(apart_s) / width_s - 1e-6)) if apart_s else 1  # a sample is drawn in so many intervals

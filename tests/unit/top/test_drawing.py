@@ -89,6 +89,13 @@ def test_columns_narrower_than_the_samples_take_the_next_sample_but_not_over_a_g
     assert buckets(((3.0, 1.0), (4.0, None), (6.0, 2.0)), 6, 0.0, 6.0) == [1.0, 1.0, 1.0, None, 2.0, 2.0]
 
 
+def test_samples_at_the_ends_of_the_columns_have_one_each_whatever_their_rounding() -> None:
+    """Of these 61 columns 25 had none, and others two."""
+    start_s, width_s = 1_700_000_000.3, 300 / 61
+    points = tuple((start_s + column * width_s, float(column)) for column in range(1, 62))
+    assert buckets(points, 61, start_s, start_s + 300) == [float(column) for column in range(1, 62)]
+
+
 @pytest.mark.parametrize("moment", [0.0, -1.0, 8.1])
 def test_points_outside_of_the_span_are_left_out(moment: float) -> None:
     assert buckets(((moment, 1.0),), 2, 0.0, 8.0) == [None, None]
@@ -100,6 +107,10 @@ def test_the_area_stacks_each_column_and_leaves_gaps_blank() -> None:
         Series({"state": "compute"}, ((1.0, 0.5), (2.0, 1.0), (3.0, None))),
     ]
     assert [line.plain for line in area(traces, 3, 2, 0.0, 3.0)] == ["╱█ ", "██ "]
+
+
+def test_a_control_character_in_a_table_is_seen() -> None:
+    assert [line.plain for line in table([("run", 6)], [("a\rb\a",)], None, 1)] == ["  run    ", "  a·b·   "]
 
 
 def test_a_table_aligns_cuts_and_keeps_the_selected_row_in_sight() -> None:
