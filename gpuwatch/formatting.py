@@ -3,6 +3,7 @@
 import re
 import sys
 import unicodedata
+import zlib
 
 import msgspec
 
@@ -20,9 +21,12 @@ def host_port(host: str, port: int) -> str:
 
 
 def file_name(run: str) -> str:
-    """Return a run's name or id as a part of a file's name, of 80 bytes at most."""
+    """Return a run's name or id as a part of a file's name, of 80 bytes at most: a longer one ends in its checksum."""
     own = sys.getfilesystemencoding()
-    return re.sub(r"[^\w.-]+", "_", run).encode(own, "replace")[:80].decode(own, "ignore").replace("?", "_")
+    name = re.sub(r"[^\w.-]+", "_", run).encode(own, "replace")
+    if len(name) > 80:  # names of a sweep differ in their ends
+        name = name[:71] + f"-{zlib.crc32(name):08x}".encode()
+    return name.decode(own, "ignore").replace("?", "_")
 
 
 def percent(ratio: float) -> str:

@@ -87,6 +87,8 @@ def compare(
     gates = [parse_gate(text, of_two=True) for text in fail_on or ()]
     source = cache(lambda: _open_source(agent, history))
     if b in (None, a):
+        if a.endswith(".json"):
+            raise ConfigError(f"{a}: a report's file is compared with a second run, e.g. gpuwatch compare {a} last")
         a, b = last_two(source(), a)
     found = compare_runs(_load_run(source, a, config), _load_run(source, b, config))
     before, after = found.runs

@@ -168,6 +168,7 @@ def test_two_runs_and_a_kept_baseline_are_compared(history: Path) -> None:
         (("report", "last", "--history", __file__), "cannot be read"),
         (("report", "last", "--history", "{history}", "--json", "--markdown"), "give one of them"),
         (("report", "last", "--history", "{history}", "--fail-on", "inputwait=1"), "did you mean input_wait?"),
+        (("compare", "a.json", "--history", "{history}"), "a.json: a report's file is compared with a second run"),
         (("compare", "none.json", "last", "--history", "{history}"), "No such file"),
         (("compare", "starved", "--history", "{history}"), "has no run before starved that is called 'starved'"),
     ],
