@@ -160,7 +160,8 @@ def test_a_bad_endpoint_is_named_once_and_training_goes_on(tmp_path: Path) -> No
 def test_without_an_agent_nothing_grows_over_400_000_steps(tmp_path: Path) -> None:
     """What waits for a declared agent is full after 90,000 steps: 4 MiB.
 
-    The allocator's own memory settles after a million.
+    The allocator's own memory settles after a million; how much that is goes by the steps between two emptyings of the
+    log, of a loop that does nothing: 48 to 80 MB here.
     """
     done = run(
         """
@@ -183,7 +184,7 @@ def test_without_an_agent_nothing_grows_over_400_000_steps(tmp_path: Path) -> No
         tmp_path,
     )
     filling, growth, steps, threads = map(int, done.stdout.split())
-    assert filling < 60_000_000
+    assert filling < 120_000_000
     assert growth < 10_000_000
     assert (steps, threads) == (1_600_000, 2)
 
