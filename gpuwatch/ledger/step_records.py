@@ -26,7 +26,6 @@ class StepRecord(msgspec.Struct, gc=False):
     tokens: int | None = None  # None where they are not counted
     comm_wait_ns: int | None = None  # the part of the compute that waited for other ranks; None: not measured
     verified: bool = True  # False: another device or stream worked, so how much of the wait was exposed is not certain
-    sections_ns: dict[str, int] | None = None  # its compute by section; None: not measured
 
     @property
     def hidden_ns(self) -> int | None:

@@ -29,8 +29,10 @@ class Timeline:
         self._at = 0  # how many of `entries` are booked
         self._made: list[StepRecord] = []
         # Open phases and nested loops (None), with the steps around them.
-        self._levels: list[tuple[str | None, StepRecord]] = []
+        self._levels: list[tuple[str | None, StepRecord, dict[str, int] | None]] = []
         self._step = StepRecord()  # the step whose pieces come now
+        # Its compute so far by section; None: not measured. No part of the record, as many of those are kept.
+        self._sections_ns: dict[str, int] | None = {}
         # Of the piece that comes next: its waits for other ranks, and where sections begin, by the host's clock.
         self._comm_ns, self._marks = 0, list[tuple[str, int]]()
         # Entries from the oldest piece on that the device has not finished: they are booked once its times are known.
@@ -131,7 +133,7 @@ class Timeline:
             self._book_between(begin)
             self._book_between(end, state)
             self._on_device.interrupted(states.COMPUTE)
-            self._step, self._comm_ns, self._marks = StepRecord(), 0, []
+            self._step, self._sections_ns, self._comm_ns, self._marks = StepRecord(), {}, 0, []
             self._left = state == states.OTHER and not self._levels
             self.last_progress_ns = max(self.last_progress_ns, end)
         elif (record := self._book_piece(entry)) is not None:
@@ -142,7 +144,7 @@ class Timeline:
         if not self._held:
             return [], self._between_state
         parts: list[tuple[str, int]] = []
-        names = [name for name, _ in self._levels]
+        names = [name for name, *_ in self._levels]
         state = _state_in(names)
         for kind, *entry in self._held:
             if kind in (ENTER, EXIT):
@@ -200,7 +202,7 @@ class Timeline:
 
     @property
     def open_phase(self) -> str | None:
-        return next((name for name, _ in reversed(self._levels) if name is not None), None)
+        return next((name for name, *_ in reversed(self._levels) if name is not None), None)
 
     @property
     def _phase_state(self) -> str | None:
@@ -224,8 +226,8 @@ class Timeline:
         self._on_device.interrupted(states.COMPUTE)
         if name == states.CHECKPOINT and self.counts.steps != self._saved_at:  # else one more file of that save
             self.counts.saves, self._saved_at = self.counts.saves + 1, self.counts.steps
-        self._levels.append((name, self._step))
-        self._step = StepRecord()
+        self._levels.append((name, self._step, self._sections_ns))
+        self._step, self._sections_ns = StepRecord(), {}
         self.last_progress_ns = at_ns
 
     def _exit(self, at_ns: int) -> None:
@@ -233,7 +235,7 @@ class Timeline:
         self._on_device.interrupted(self._phase_state or states.COMPUTE)
         if not self._levels:  # what entered it was lost to a signal handler's exception
             return
-        _, self._step = self._levels.pop()
+        _, self._step, self._sections_ns = self._levels.pop()
         self.last_progress_ns = at_ns
 
     def _book_piece(self, entry: tuple[Any, ...]) -> StepRecord | None:
@@ -266,23 +268,23 @@ class Timeline:
         sections = None if times is None else times.sections_ns
         if self._marks:
             sections = states.sections_ns(self._marks, lambda at, to: to - at, compute)
-        if step.start_ns < 0:  # this is its first piece
-            step.start_ns, step.sections_ns = begin, {}
-        before, step.sections_ns, self._marks = step.sections_ns, None, []
+        before, self._sections_ns, self._marks = self._sections_ns, None, []
         if before is not None and sections is not None:
-            step.sections_ns = Counter(before) + Counter(sections)
+            self._sections_ns = Counter(before) + Counter(sections)
         self.last_progress_ns, self._left = end, False
+        if step.start_ns < 0:  # this is its first piece
+            step.start_ns = begin
         step.data_wait_ns += data
         step.transfer_ns += transfer
         step.compute_ns += compute
         if kind != STEP:
             return None
-        self._step = StepRecord()
+        whole_ns, self._sections_ns, self._step = self._sections_ns, {}, StepRecord()
         if phase is not None:
             return None
         step.samples, step.epoch_start = samples, epoch_start
-        if step.sections_ns and states.BACKWARD in step.sections_ns and self.counts.steps:  # the first one warms up
-            self.counts.breakdown_ns.update(step.sections_ns)
+        if whole_ns and states.BACKWARD in whole_ns and self.counts.steps:  # the first one warms up
+            self.counts.breakdown_ns.update(whole_ns)
         self.counts.add(step)
         return step
 
