@@ -76,7 +76,8 @@ class CpuCollector:
 
 def load(roots: Roots) -> Iterable[Sample]:
     """Return the load average, and the tasks that run or wait for a CPU. Source: `/proc/loadavg`."""
-    # As in "0.20 0.18 0.12 1/80 11206", proc_loadavg(5). /proc/stat has the 1 too, but adds up every interrupt for it.
+    # "0.20 0.18 0.12 1/80 11206": 1 of 80 tasks runs or waits, proc_loadavg(5). /proc/stat has it too, but costs more:
+    # it adds up every interrupt of every core.
     load1, _, _, tasks, _ = read_text(roots.procfs / "loadavg").split()
     running, _ = tasks.split("/")
     return [Sample("gpuwatch_load1", float(load1)), Sample("gpuwatch_procs_running", int(running))]

@@ -180,10 +180,10 @@ def test_what_cannot_be_done_is_said_in_one_line(history: Path, arguments: tuple
 
 
 def test_two_kept_reports_are_compared_without_an_agent(history: Path) -> None:
-    kept, nobody = history.parent / "live.json", f"http://127.0.0.1:{free_port()}"
-    done = gpuwatch("compare", kept, f"{history.parent}/./live.json", "--agent", nobody, "--markdown")
+    kept, no_agent = history.parent / "live.json", f"http://127.0.0.1:{free_port()}"
+    done = gpuwatch("compare", kept, f"{history.parent}/./live.json", "--agent", no_agent, "--markdown")
     assert done.returncode == 0 and "no significant difference" in done.stdout, done.stderr
-    done = gpuwatch("report", kept, "--agent", nobody, "--markdown")
+    done = gpuwatch("report", kept, "--agent", no_agent, "--markdown")
     assert done.returncode == 0 and "starved" in done.stdout, done.stderr
 
 
