@@ -261,8 +261,12 @@ def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path
         time.sleep(1.5)
         (tmp_path / "fail").touch()
         assert launcher.wait(180) == 0
-        wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
+        # Not the job alone: with rank 1's end it has ended, until a message of rank 0's second process is read.
+        wait_for(
+            "both have ended", lambda: {run["status"] for run in node.get("/api/v1/runs")["runs"]} == {"ended"}, 20
+        )
         job = job_of(node)
+        assert job["status"] == "ended"
     assert (job["job"], job["runs"], job["attempts"], job["interruptions"]) == ("llm-8", ["elastic-llm-8"], 2, 1)
     assert (job["steps"], job["redone_steps"], job["lost_steps"]) == (60, 10, 0)
     begin_s, opened_s, trained_s, end_s = (
