@@ -1,4 +1,6 @@
 import signal
+import sys
+from contextlib import redirect_stdout
 from statistics import median
 from typing import Annotated
 
@@ -41,7 +43,8 @@ def tune(
     if step_ms is not None and run is not None:
         raise ConfigError("--step-ms and --run both set the step time; use one of them")
     step_s = step_ms / 1e3 if step_ms is not None else step_of_run(agent, run) if run is not None else None
-    found = load(loader)
+    with redirect_stdout(sys.stderr):  # stdout is the result's
+        found = load(loader)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     result: TuneResult | None
     try:
@@ -65,12 +68,14 @@ def tune(
 
 
 def step_of_run(agent: str, name: str) -> float:
-    """Return a run's step time without data wait, in seconds: the median of transfer and compute in its last steps."""
+    """Return a run's step without data wait, in seconds: the median of its last ones, on the device if measured."""
     client = Client(agent, "start `gpuwatch up`, give --agent or --step-ms")
     found = choose(client, name)[0]
     steps = client.last_steps(found.run, found.rank, 600)
-    pairs = zip(steps.transfer_s, steps.compute_s, strict=True) if steps is not None else ()
-    taken = [(transfer or 0.0) + compute for transfer, compute in pairs if compute is not None]
+    on_device = steps is not None and any(wait is not None for wait in steps.input_wait_s)
+    names = ("device_compute_s", "device_transfer_s", "host_wait_s") if on_device else ("compute_s", "transfer_s")
+    rows = zip(*(getattr(steps, name) for name in names), strict=True) if steps is not None else ()
+    taken = [sum(part or 0.0 for part in parts) for parts in rows if parts[0] is not None]
     if not taken or median(taken) <= 0:
         raise ConfigError(f"--run {name}: the agent has no steps of it; give --step-ms")
     step_s = float(median(taken))

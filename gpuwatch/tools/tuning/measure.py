@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -37,6 +38,7 @@ _KEEP_FREE_RATIO, _KEEP_FREE_BYTES = 0.10, 2 * 1024**3
 """A trial that leaves less free than the smaller of the two, of memory or /dev/shm, is ended, whatever was forecast."""
 _OUTPUT_KEPT = 4000
 _PR_SET_PDEATHSIG = 1
+_NO_SHM = re.compile(r"\b[Bb]us error|allocate shared memory|write to file </torch_")  # torch's words
 _BUS_ERROR = "a worker was killed by a bus error: /dev/shm was full"
 
 
@@ -69,14 +71,15 @@ def measure(target: Target, setting: Setting, plan: Plan, cores: int) -> Measure
         finally:
             _end(process, at_once=not isinstance(answer, Measured))
         if isinstance(answer, Measured):
-            return replace(answer, usage=Usage(**watch.most))
+            others = answer.others_cores if cores == os.cpu_count() else None  # else they may be on other cores
+            return replace(answer, others_cores=others, usage=Usage(**watch.most))
         output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_KEPT))
         printed = output.read().decode(errors="replace").strip()
         failed = answer or _ended(setting, process.exitcode or 0)
         kind, text = failed.kind, failed.text
         if kind == "killed" and kills.grown():
             kind, text = "out_of_memory", f"{text}: killed by the OOM killer"
-        elif kind == "killed" and "us error" in printed:
+        elif kind == "killed" and _NO_SHM.search(printed):
             kind, text = "bus_error", _BUS_ERROR
         return Failed(setting, kind, text, "\n".join(part for part in (failed.detail, printed) if part))
 
@@ -152,7 +155,7 @@ def _failure_of(error: BaseException) -> tuple[FailureKind, str]:
     first = message.partition("\n")[0] or "no message"
     if isinstance(error, ConfigError):
         return "no_loader", message
-    if "us error" in message or "No space left on device" in message:
+    if _NO_SHM.search(message):
         return "bus_error", _BUS_ERROR
     if isinstance(error, MemoryError):
         return "killed", "out of memory"

@@ -3,12 +3,13 @@
 torch is not imported here: a DataLoader exists only once the user's code has imported it.
 """
 
+import importlib
 import inspect
-import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def load(name: str) -> Any:
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
     try:
-        return pkgutil.resolve_name(f"{module_name}:{attribute}")
+        return reduce(getattr, attribute.split("."), importlib.import_module(module_name))  # also of 01-train.py
     except SystemExit as error:
         raise ConfigError(
             f"{name}: {module_name} ends the program when it is imported (exit {error.code}); "

@@ -21,7 +21,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     yield tmp_path
     sys.path[:] = path
     for name in set(sys.modules) - known:
-        if name.startswith("tuned_"):
+        if "tuned" in name:
             del sys.modules[name]
 
 
@@ -73,3 +73,13 @@ def test_a_function_gets_the_settings_that_it_takes() -> None:
 def test_what_makes_no_loader_is_reported_before_anything_runs(given: object, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         target(given)
+
+
+@pytest.mark.parametrize("file", ["tuned_a-b.py", "01_tuned.py", "tuned_模型.py"])
+def test_a_file_whose_name_is_no_identifier_is_loaded(directory: Path, file: str) -> None:
+    """It was "importing 01_tuned failed: ValueError: invalid format: '01_tuned:make'"."""
+    (directory / file).write_text("def make(): return 1\nclass Data:\n    make = staticmethod(make)\n")
+    assert load(f"{file}:make")() == 1
+    assert load(f"./{file}:Data.make")() == 1
+    with pytest.raises(ConfigError, match="has no 'other'; it defines Data, make"):
+        load(f"{file}:other")
