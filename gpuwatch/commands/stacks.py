@@ -86,8 +86,8 @@ def targets_of(agent: str, pid: int | None, run: str, rank: int | None, file: Pa
     name, host = ranks[0].name, source.status().host
     if host != socket.gethostname():
         raise ConfigError(
-            f"{source.where} is on {host}, this is {socket.gethostname()}: run `gpuwatch stacks {run}` there, or let that agent "
-            "sample automatically ([stacks] automatic = true)"
+            f"{source.where} is on {host}, this is {socket.gethostname()}: run this command there; that agent can sample stacks "
+            "automatically ([stacks] automatic = true)"
         )
     living = [
         Target(each.rank, each.host_pid, file.with_name(file.name.format(f"{file_name(name)}-rank{each.rank}")))

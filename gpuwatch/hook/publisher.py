@@ -81,6 +81,10 @@ class Publisher:
         self._logged: set[str] = set()
         self.ranks = RankExchange(membership, self._summary, lambda: recorder.in_step, self.failed)
 
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
     def update_membership(self, ask: bool = False) -> bool:
         """Read the rank from torch.distributed if it is known by now; return whether there is a run to publish."""
         may_publish = self.membership.update(self._recorder.in_step, self.accounts.timeline.counts.steps > 0, ask)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,7 +87,7 @@ class Requests:
 
     def end_trace(self, at_end: bool = False) -> None:
         """Stop the trace, if one is taken, and write it: in a thread, but at the run's end."""
-        profiler, self._profiler, self._steps_left = self._profiler, None, 0
+        profiler, asked, self._profiler, self._steps_left = self._profiler, self._steps_left, None, 0
         self._patches.restore()
         if profiler is not None:
             profiler.stop()
@@ -94,6 +95,8 @@ class Requests:
                 raise RuntimeError("it was ended by another profile")
             writing = threading.Thread(target=self._answer, args=(profiler.export_chrome_trace,), daemon=True)
             writing.run() if at_end else writing.start()
+        elif asked:
+            self._refuse("the run has ended, before its next step")
 
     def _give_way(self, begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """End the trace, as the program's own profile begins: torch can take only one at a time."""
@@ -114,6 +117,9 @@ class Requests:
             write(f"{self._files}.writing")
             Path(f"{self._files}.writing").replace(f"{self._files}.answer")
         except Exception as error:
+            with suppress(OSError):  # in the place of what was written of it: on a full disk there is no other
+                Path(f"{self._files}.writing").write_bytes(msgspec.json.encode({"error": f"no answer: {error}"}))
+                Path(f"{self._files}.writing").replace(f"{self._files}.answer")
             self._failed("answering a request", error)
 
     def _sample(self, request: Request, path: str) -> None:

@@ -69,7 +69,7 @@ class Session:
         self.torch_hooks.on_first = self._begin_optimizer_steps
         self.torch_hooks.optimizer.on_first = self._begin_training
         self.requests = Requests(self.recorder, may_trace, self.failed)
-        self.publisher.on_tick, self.torch_hooks.on_step = self.requests.check, self.requests.at_step
+        self.torch_hooks.on_step = self.requests.at_step
         self.data, self.transfer = PartContext(self, DATA_WAIT), PartContext(self, TRANSFERRING)
         self.trained_with_gradients = False  # a training batch came with gradients on: without them it is an evaluation
         self.loops: weakref.WeakSet[Any] = weakref.WeakSet()  # passes that have begun and not ended

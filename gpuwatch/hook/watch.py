@@ -116,6 +116,7 @@ class Watch:
             for earlier in open_watches:
                 earlier.session.torch_hooks.optimizer.is_covered = earlier._is_covered
             open_watches.append(self)
+            self._publisher.on_tick = self._answer_requests
             self.session.guard(self.session.torch_hooks.phases.install)
             if step is not None:
                 self.session.count_from(lambda: step)
@@ -228,6 +229,11 @@ class Watch:
         """Whether a Watch opened later has this thread's steps: an earlier one, not closed, must not count them too."""
         newest_first = (each for each in reversed(open_watches) if each is self or each._recorder.thread == get_ident())
         return next(newest_first, self) is not self
+
+    def _answer_requests(self) -> None:
+        """Answer what this process is asked, unless a Watch that was opened later runs: that one has the steps."""
+        if next((each for each in reversed(open_watches) if each._publisher.is_running), self) is self:
+            self.session.requests.check()
 
     def _at_exit(self) -> None:
         if os.getpid() == self.identity.pid:

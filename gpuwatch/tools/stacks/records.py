@@ -58,7 +58,7 @@ class ProcessStacks(msgspec.Struct, frozen=True):
         if self.lines:
             return f"{self.lines[0].place}: {self.lines[0].share}"
         if not self.samples:
-            return "was not sampled"
+            return self.elsewhere or "was not sampled"
         return f"never in your code; {self.elsewhere or 'not in Python'}"
 
 

@@ -72,18 +72,20 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
     except MissingExtra:
         program = None  # each process samples itself
     for target in targets:
-        if program is not None:
-            check_readable(target.pid)
         place = target.flame_graph
         with usable(str(place), "choose a folder that you may write to"):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"")
 
-    def record(target: Target) -> str:
-        """Return py-spy's error output; one that does not end is killed."""
-        if program is None:
-            target.flame_graph.write_bytes(ask(target.pid, seconds=seconds, rate_hz=rate_hz))
-            return ""
+    def record(target: Target) -> str | GpuwatchError:
+        """Return py-spy's error output, or why it was not asked; one that does not end is killed."""
+        try:
+            if program is None:
+                target.flame_graph.write_bytes(ask(target.pid, seconds=seconds, rate_hz=rate_hz))
+                return ""
+            check_readable(target.pid)
+        except GpuwatchError as error:
+            return error
         # --nonblocking: the training is not stopped. --idle: waiting threads are of interest too.
         command = [
             str(program), "record", "--pid", str(target.pid), "--subprocesses", "--threads", "--idle", "--nonblocking",
@@ -97,20 +99,31 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
 
     begun_s = time.time()
     with ThreadPoolExecutor(len(targets)) as pool:
-        errors = list(pool.map(record, targets))
+        failures = list(pool.map(record, targets))
     processes: list[ProcessStacks] = []
+    failed: list[ProcessStacks] = []
     graphs: list[str] = []
-    for target in targets:
+    for target, failure in zip(targets, failures, strict=True):
         if text := target.flame_graph.read_bytes():
             processes += read_profile(text, target.pid, target.rank)
             graphs.append(str(target.flame_graph))
         else:
             target.flame_graph.unlink()
+            why = f"not sampled: {_reason(failure)}"
+            failed.append(ProcessStacks(target.rank, target.pid, TRAINING, 0, 0, (), 1.0, why))
     if not processes:
-        lines = "\n".join(errors).splitlines()
-        reason = next((line for line in lines if line.startswith("Error:")), "found no stack")
-        raise GpuwatchError(f"py-spy: {reason.removeprefix('Error: ')!r}: is pid {targets[0].pid} a Python program?")
-    return Stacks(begun_s, seconds, rate_hz, tuple(processes), tuple(graphs))
+        if error := next((each for each in failures if isinstance(each, GpuwatchError)), None):
+            raise error
+        reason = _reason("\n".join(map(str, failures)))
+        raise GpuwatchError(f"py-spy: {reason!r}: is pid {targets[0].pid} a Python program?")
+    return Stacks(begun_s, seconds, rate_hz, (*processes, *failed), tuple(graphs))
+
+
+def _reason(failure: str | GpuwatchError) -> str:
+    if isinstance(failure, GpuwatchError):
+        return str(failure)
+    errors = (line.removeprefix("Error: ") for line in failure.splitlines() if line.startswith("Error:"))
+    return next(errors, "found no stack")
 
 
 class _Frame(msgspec.Struct):
