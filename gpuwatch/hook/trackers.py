@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.errors import ConfigError
@@ -164,8 +165,8 @@ class Notebook(Tracker):
 
 
 def follow_cells(shell: Any, begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], object]:
-    """Call `begins` and `ends` around each cell of a shell after the present one; cells nest. Return what ends that."""
-    depth = 1
+    """Call `begins` and `ends` around each later cell of a shell; cells nest. Return what ends that."""
+    depth = int(any(frame.f_code.co_name == "run_cell_async" for frame, _ in walk_stack(sys._getframe())))
 
     def before(*_: object) -> None:
         nonlocal depth
@@ -189,7 +190,8 @@ def tracker_of(run: Any) -> Tracker:
     if isinstance(run, Notebook):
         return run
     kinds = {"wandb": WandbRun, "mlflow": MlflowRun, "trackio": TrackioRun, "aim": AimRun}
-    kind = kinds.get(type(run).__module__.partition(".")[0])
+    packages = (each.__module__.partition(".")[0] for each in type(run).__mro__)  # also of a derived class
+    kind = next((kinds[package] for package in packages if package in kinds), None)
     if kind is not None:
         return kind(run)
     if hasattr(run, "add_scalar") and hasattr(run, "add_text"):
@@ -219,8 +221,10 @@ def find_unregistered() -> list[Tracker]:
         "tensorboardX.writer": "SummaryWriter",
         "aim.sdk.run": "Run",
     }
-    kinds = tuple(kind for module, name in modules.items() if (kind := getattr(sys.modules.get(module), name, None)))
-    found = [each for each in gc.get_referrers(*kinds) if isinstance(each, kinds)] if kinds else []
+    kinds = [kind for module, name in modules.items() if (kind := getattr(sys.modules.get(module), name, None))]
+    for kind in kinds:  # an object refers to its own class alone
+        kinds += kind.__subclasses__()
+    found = [each for each in gc.get_referrers(*kinds) if isinstance(each, tuple(kinds))] if kinds else []
     return [tracker_of(each) for each in found if getattr(each, "file_writer", True) is not None]  # else it is closed
 
 

@@ -20,7 +20,7 @@ from gpuwatch.diagnosis.rates import Done
 from gpuwatch.diagnosis.report import Report, make_report
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import trackers
-from gpuwatch.hook.trackers import INTERVAL_NS, LiveLog, tracker_of
+from gpuwatch.hook.trackers import INTERVAL_NS, LiveLog, TensorBoardWriter, find_unregistered, tracker_of
 from tests.unit.hook.fakes import Clock, fake_watch
 from tests.unit.rules.windows import steps, window
 
@@ -502,3 +502,68 @@ def test_a_terminal_of_ipython_and_a_quiet_watch_draw_nothing(monkeypatch: pytes
                 pass
         kernel.kernel = None
     assert kernel.cells == []
+
+
+def test_the_time_between_cells_is_excluded_where_no_cell_has_opened_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cell after it counted as one inside another: the time between cells was "outside of training steps"."""
+    kernel, clock = Kernel(monkeypatch), Clock()
+    watch = fake_watch(clock, monkeypatch)
+
+    def train() -> None:
+        for _ in watch.steps(range(20)):
+            clock.sleep_ms(10)
+
+    for _ in range(2):
+        kernel.calls["pre_run_cell"]("info")
+        train()
+        kernel.calls["post_run_cell"]("result")
+        clock.sleep_ms(300)
+    kernel.calls["pre_run_cell"]("info")
+    report = watch.report()
+    watch.close()
+    assert report.steps == 40 and report.phases == {"between cells": pytest.approx(0.6)}
+    assert report.states == pytest.approx({"compute": 0.4, "other": 0.6})
+
+
+def test_a_cell_inside_the_cell_that_has_opened_the_watch_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holds today, and has to hold with the mend. (The function has the name of IPython's, which is on the stack.)"""
+    kernel, clock, watches = Kernel(monkeypatch), Clock(), list[Any]()
+
+    def run_cell_async() -> None:
+        watches.append(fake_watch(clock, monkeypatch))
+        kernel.calls["pre_run_cell"]("inner")
+        kernel.calls["post_run_cell"]("inner")
+        for _ in watches[0].steps(range(2)):
+            clock.sleep_ms(10)
+        clock.sleep_ms(100)
+
+    run_cell_async()
+    report = watches[0].report()
+    watches[0].close()
+    assert report.steps == 2 and report.phases == {}
+
+
+def test_a_writer_derived_from_torch_s_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was "log='auto' found no run of W&B, MLflow, TensorBoard, Trackio or Aim"."""
+
+    class SummaryWriter:
+        def __init__(self) -> None:
+            self.file_writer = object()
+
+        def add_scalar(self, tag: str, value: float, global_step: int) -> None: ...
+
+        def add_text(self, tag: str, text: str, global_step: int) -> None: ...
+
+    class Corrected(SummaryWriter):
+        pass
+
+    class MoreCorrected(Corrected):
+        pass
+
+    module: Any = ModuleType("torch.utils.tensorboard.writer")
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", module)
+    writers = {SummaryWriter(), Corrected(), MoreCorrected()}
+    found = [each for each in find_unregistered() if isinstance(each.run, SummaryWriter)]
+    assert {each.run for each in found} == writers and len(found) == 3
+    assert all(isinstance(each, TensorBoardWriter) for each in found)
