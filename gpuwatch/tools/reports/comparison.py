@@ -161,7 +161,8 @@ def _prediction(a: RunReport, b: RunReport, achieved: float | None) -> Predictio
     for promised in a.findings:
         predicted = promised.predicted_speedup
         if predicted is not None and predicted >= 1.05 and promised.severity != "info":
-            still = {each.cause for each in b.findings if each.active_s > 0.5 * promised.active_s}
+            least = 0.5 * promised.active_s / max(a.until_s - a.started_s, 1e-9)  # of the run's time
+            still = {each.cause for each in b.findings if each.active_s > least * (b.until_s - b.started_s)}
             return Prediction(
                 cause=promised.cause,
                 advice=promised.advice,

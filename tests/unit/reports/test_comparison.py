@@ -128,3 +128,23 @@ def test_of_a_gain_that_was_not_made_no_part_of_the_prediction_is_claimed() -> N
     for wait_s, spread in ((0.060, 0.5), (0.070, 0.0)):  # as before, slower
         found = compare(report(0.060, [FINDING], spread=0.5), report(wait_s, [FINDING], spread, seed=2, name="b"))
         assert re.search(r"achieved [01]\.\d\d×, and the cause is still there$", found.outcome[1]), found.outcome
+
+
+def lasting(seconds: float, active_s: float, name: str) -> RunReport:
+    """Return a run of so many seconds, its cause active for so many of them."""
+    states = {"input_wait": 0.6 * seconds, "compute": 0.4 * seconds}
+    finding = {**FINDING, "since_s": START_S, "seen_s": START_S + active_s}
+    own = run(run=name, name=name, states=states, watermark_s=START_S + seconds)
+    return gather(FakeSource([own], findings=[finding]), name, START_S + 2 * seconds)
+
+
+def test_a_cause_is_still_there_in_a_second_run_that_is_shorter() -> None:
+    """An hour before, ten minutes of it after: "the cause is gone", though both waited all the time."""
+    found = compare(lasting(3600, 3590, "a"), lasting(600, 590, "b"))
+    assert found.prediction is not None and not found.prediction.gone
+    assert found.outcome[1].endswith("and the cause is still there")
+
+
+def test_a_cause_is_gone_from_a_longer_run_that_had_it_at_its_begin_alone() -> None:
+    found = compare(lasting(60, 58, "a"), lasting(3600, 40, "b"))
+    assert found.prediction is not None and found.prediction.gone

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.errors import ConfigError
+from gpuwatch.api import Series
+from gpuwatch.errors import ConfigError, SourceError
 from gpuwatch.formatting import as_json
 from gpuwatch.tools.reports.comparison import compare
 from gpuwatch.tools.reports.display import energy
@@ -271,3 +273,26 @@ def test_a_report_of_another_schema_is_refused() -> None:
     text = as_json(gather(FakeSource(), "resnet", NOW_S)).replace("gpuwatch-report/1", "gpuwatch-report/9")
     with pytest.raises(ConfigError, match="gpuwatch-report/9"):
         from_json(text.encode(), "a.json")
+
+
+class RefusingAgent(FakeSource):
+    """Refuses what an agent refuses: gpuwatch_agent/history/queries.py, `_span`."""
+
+    def series(self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int) -> list[Series]:
+        if start_s > end_s:
+            raise SourceError(
+                "the agent answered /api/v1/series with status 400", f"start={start_s} is after end={end_s}", 400
+            )
+        return super().series(metric, labels, start_s, end_s, points)
+
+
+def test_a_run_whose_clock_was_set_back_has_a_report() -> None:
+    """Ten seconds, of which the clock went back an hour: no report, "start=… is after end=…"."""
+    report = gather(
+        RefusingAgent([run(status="running", watermark_s=START_S - 3590, last_message_s=START_S - 3590)]),
+        "last",
+        START_S - 3590,
+    )
+    assert report.until_s - report.started_s == pytest.approx(10.0), "as its ledger has it"
+    assert report.headline.startswith("resnet · 10.0 s, 100 steps")
+    assert "input-bound: 60%" in as_html(report) and "10.0 s, 100 steps" in as_markdown(report)
