@@ -9,7 +9,8 @@ between the two. FSDP makes the stream wait for each collective by `Stream.wait_
 import json
 import logging
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from itertools import islice
 from threading import get_ident
 from typing import Any
@@ -26,6 +27,13 @@ logger = logging.getLogger(__name__)
 _OUTPUTS = 16  # tensors of a model's output that get a hook: the loss comes from one of them
 _LONGEST = 64  # characters of a group's or an operation's name
 _FLIGHT_RECORDERS = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of all backends but NCCL, and of NCCL
+
+
+class _Hook(partial[None]):
+    """A watched model's: in a copy or a pickle of the model it does nothing, and needs no gpuwatch."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # of three arguments, as a hook
 
 
 class CommunicationWatch:
@@ -52,7 +60,7 @@ class CommunicationWatch:
             return
         self._watched.add(model)
         if is_ddp:
-            self._hooks.callback(model.register_forward_hook(self._forward).remove)
+            self._hooks.callback(model.register_forward_hook(_Hook(self._forward)).remove)
         self._devices |= kinds != {"cpu"}
         if self._recorder.timeline is not None:
             self.measure_by(self._recorder.timeline)

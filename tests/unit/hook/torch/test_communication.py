@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +88,21 @@ def test_a_model_that_is_watched_twice_waits_once(monkeypatch: pytest.MonkeyPatc
         assert [entry[0] for entry in watch._recorder.log].count(COMM) == 1
     watch.close()
     assert not model._forward_hooks
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_watched_model_is_copied_and_pickled_as_without(
+    monkeypatch: pytest.MonkeyPatch, process_group: None, copied: Callable[[Any], Any]
+) -> None:
+    """The hook's method brought the whole recorder with it: `torch.save(model)` raised a PicklingError."""
+    watch = fake_watch(Clock(), monkeypatch)
+    model = watch.watch_communication(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1)))
+    with watch.step():
+        copied(copied(model))(torch.ones(2)).sum().backward()
+        assert COMM not in [entry[0] for entry in watch._recorder.log], "the copy is another model"
+        model(torch.ones(2)).sum().backward()
+        assert [entry[0] for entry in watch._recorder.log].count(COMM) == 1
+    watch.close()
 
 
 def test_fsdp_on_the_cpu_is_not_measured(
