@@ -79,7 +79,7 @@ class CommunicationWatch:
         waits = module.require_backward_grad_sync or not self._on_device
         if waits and self._trains() and self._recorder.thread == get_ident():
             for tensor in islice(tensors(output), _OUTPUTS):
-                if tensor.requires_grad:
+                if tensor.requires_grad and not tensor.is_leaf:  # a parameter would keep the hook of each step
                     tensor.register_hook(self._backward)
 
     def _backward(self, gradient: Any) -> None:

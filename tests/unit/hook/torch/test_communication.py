@@ -105,6 +105,35 @@ def test_a_watched_model_is_copied_and_pickled_as_without(
     watch.close()
 
 
+class ReturnsParts(torch.nn.Linear):
+    """Returns its bias too, as contrastive models return the scale of their loss."""
+
+    def __init__(self, output: Callable[..., Any]) -> None:
+        super().__init__(2, 1)
+        self.output = output
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.output(features=super().forward(x), bias=self.bias)
+
+
+def backward_passes(output: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> ReturnsParts:
+    """Return the model after three measured steps of one that returns this."""
+    watch = fake_watch(Clock(), monkeypatch)
+    model = watch.watch_communication(torch.nn.parallel.DistributedDataParallel(ReturnsParts(output)))
+    for _ in range(3):
+        with watch.step():
+            found = model(torch.ones(2))
+            (found["features"].sum() + found["bias"].sum()).backward()
+    assert [entry[0] for entry in watch._recorder.log].count(COMM) == 3
+    watch.close()
+    return model.module  # type: ignore[no-any-return]
+
+
+def test_a_parameter_that_a_model_returns_gets_no_hooks(monkeypatch: pytest.MonkeyPatch, process_group: None) -> None:
+    """Each step added one that stayed: the thousandth backward pass called a thousand."""
+    assert not backward_passes(dict, monkeypatch).bias._backward_hooks
+
+
 def test_fsdp_on_the_cpu_is_not_measured(
     monkeypatch: pytest.MonkeyPatch, process_group: None, caplog: pytest.LogCaptureFixture
 ) -> None:
