@@ -78,6 +78,8 @@ class CommunicationWatch:
         self._on_device = module.device_type != "cpu"
         waits = module.require_backward_grad_sync or not self._on_device
         if waits and self._trains() and self._recorder.thread == get_ident():
+            # As they are in transformers' ModelOutput too, whose own `__getitem__` `tensors` does not call.
+            output = tuple(dict.values(output)) if isinstance(output, dict) else output
             for tensor in islice(tensors(output), _OUTPUTS):
                 if tensor.requires_grad and not tensor.is_leaf:  # a parameter would keep the hook of each step
                     tensor.register_hook(self._backward)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -132,6 +133,19 @@ def backward_passes(output: Callable[..., Any], monkeypatch: pytest.MonkeyPatch)
 def test_a_parameter_that_a_model_returns_gets_no_hooks(monkeypatch: pytest.MonkeyPatch, process_group: None) -> None:
     """Each step added one that stayed: the thousandth backward pass called a thousand."""
     assert not backward_passes(dict, monkeypatch).bias._backward_hooks
+
+
+class Output(OrderedDict[str, Any]):
+    """As transformers' ModelOutput and diffusers' BaseOutput, which have a `__getitem__` of their own."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return dict(self.items())[key] if isinstance(key, str) else tuple(self.values())[key]
+
+
+def test_waits_are_measured_of_a_model_that_returns_a_model_output(
+    monkeypatch: pytest.MonkeyPatch, process_group: None
+) -> None:
+    backward_passes(Output, monkeypatch)
 
 
 def test_fsdp_on_the_cpu_is_not_measured(
