@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
+from weakref import ref
 
 from gpuwatch.hook.metering import FetchEvidence
 from gpuwatch.hook.recorder import Recorder
@@ -37,7 +38,7 @@ class Evaluations:
         # How many contexts with gradients are entered: what goes on there may be a part of an evaluation.
         self.enabled = 0
         self._places: dict[tuple[int, int], int] = {}  # where one may begin: steps that had trained by the last time
-        self._until: object = None  # the model, or the context, that ends it
+        self._until: ref[Any] | None = None  # to the model, or the context, that ends it
         self._owner: object = None  # the loop in whose step it is; None between two loops
         self._level = self._count = 0  # the recorder's, 0 without one; steps of optimizers when it began
         self._is_off = False  # an optimizer has made a step in one: that was none
@@ -60,7 +61,7 @@ class Evaluations:
         @functools.wraps(original)
         def noted(what: Any, *args: Any, **kwargs: Any) -> Any:
             if begins is None:
-                if what is self._until and args[:1] != (False,) and kwargs.get("mode", True):
+                if self._until and what is self._until() and args[:1] != (False,) and kwargs.get("mode", True):
                     guarded(self.end, self._owner)
             elif self._until is None and type(recorder.step_owner) in _OWNERS:
                 guarded(begins, what)
@@ -79,13 +80,13 @@ class Evaluations:
 
     def _leaves_training(self, model: Any) -> None:
         if model.training and self._is_apart() and self._optimizer.trains(model):
-            self._begin(model)
+            self._begin(ref(model))
             self._train.install()
 
     def _leaves_gradients(self, context: Any) -> None:
         """Wait for a module to be called: without any, weights are changed or logged."""
         if self._is_apart():
-            self._until = context
+            self._until = ref(context)
             self._optimizer.await_call(self._called)
 
     def _called(self, module: Any) -> None:
@@ -108,7 +109,7 @@ class Evaluations:
         self._places[place] = steps
         return steps - before >= APART
 
-    def _begin(self, until: object) -> None:
+    def _begin(self, until: ref[Any]) -> None:
         recorder = self._recorder
         self._until, self._owner, self._count = until, recorder.step_owner, self._optimizer.count
         self._level = recorder.enter(EVAL, recorder.clock())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import pairwise
@@ -334,6 +336,17 @@ def test_in_a_loops_ordinary_steps_neither_optimizers_nor_compilers_are_asked(lo
     counted = [optimizer.count]
     loop.training.step(0, 1, loops=20)
     assert optimizer.count == counted[-1] + 20 and loop.training.watch.report().steps == 3 * 300 + 40 + 1 + 19
+
+
+def test_a_model_that_was_evaluated_last_is_released(loop: Loop) -> None:
+    """A sweep had two models in the GPU's memory while it made the next one."""
+    loop.run(lambda number: None)
+    loop.model.eval()
+    loop.call()
+    gone = weakref.ref(loop.model)
+    del loop.model, loop.training.model
+    gc.collect()
+    assert gone() is None
 
 
 def test_torch_is_left_as_it_was(loop: Loop) -> None:
