@@ -116,7 +116,10 @@ def loader_settings(loader: Any, iterator: Any, search: bool = True) -> Loader:
     `search` False: none is looked for inside.
     """
     batches = None
-    if getattr(loader, "_dataset_kind", None) == 0:  # of a sampler: any other length is the user's code, maybe slow
+    index = getattr(loader, "_index_sampler", None)
+    samplers = [type(each).__module__ for each in (index, getattr(index, "sampler", None)) if each is not None]
+    are_torchs = all(module.startswith(("torch.", "torchdata.")) for module in samplers)
+    if getattr(loader, "_dataset_kind", None) == 0 and are_torchs:  # any other length is the user's code, maybe slow
         try:
             batches = len(loader)
         except Exception as error:

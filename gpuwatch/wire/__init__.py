@@ -121,7 +121,7 @@ class Loader(msgspec.Struct, frozen=True):
     pin_memory: bool | None = None  # Whether batches are pinned: detected from a batch's copy, else the setting.
     persistent_workers: bool | None = None
     batch_bytes: int | None = None
-    batches: int | None = None  # Batches per epoch, `len(loader)`.
+    batches: int | None = None  # Batches per epoch, `len(loader)`; None of a sampler that is not torch's.
     worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=MAX_WORKERS)] = ()
     dataset: Text | None = None  # Class of its dataset, or of the loader itself.
     wait_ratio: Ratio | None = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 from gpuwatch.hook.batches import loader_settings
 from gpuwatch.hook.evidence import HostWatcher, StepIdle
@@ -127,6 +130,33 @@ def test_a_loader_tells_its_settings_and_what_it_does_not_tell_is_none() -> None
     assert (reported.pin_memory, reported.persistent_workers, reported.worker_pids) == (True, False, (42,))
     silent = loader_settings((x for x in "ab"), None)
     assert (silent.num_workers, silent.batches, silent.pin_memory, silent.worker_pids) == (None, None, None, ())
+
+
+class Counted(Sampler[Any]):
+    """One whose length is only known by making its batches, as of many that bucket by length."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples, self.asked = samples, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+    def __len__(self) -> int:
+        self.asked += 1
+        return len(self.samples)
+
+
+def test_the_length_of_torchs_samplers_is_asked_for_and_that_of_the_users_not() -> None:
+    """It may take long, or draw random numbers, which would change the order of the batches."""
+    data: Any = list(range(8))
+    torchs = RandomSampler(data), BatchSampler(RandomSampler(data), 2, drop_last=False)
+    own, in_batches = Counted(data), Counted([[0, 1], [2, 3]])
+    loaders = DataLoader(data, 2, sampler=torchs[0]), DataLoader(data, batch_sampler=torchs[1])
+    assert [loader_settings(loader, None).batches for loader in (*loaders, DataLoader(data, None))] == [4, 4, 8]
+    loaders = DataLoader(data, 2, sampler=own), DataLoader(data, batch_sampler=in_batches)
+    more = DataLoader(data, batch_sampler=BatchSampler(own, 2, drop_last=False)), DataLoader(data, None, sampler=own)
+    assert [loader_settings(loader, None).batches for loader in (*loaders, *more)] == [None] * 4
+    assert own.asked == in_batches.asked == 0
 
 
 def test_the_cores_that_a_process_keeps_busy_a_second_of_compute(tmp_path: Path) -> None:
