@@ -86,6 +86,7 @@ class Session:
         self._show: Callable[[Report], None] = _print  # prints a verdict on stderr, or draws it in a notebook
         self.close_with_thread: Callable[[], None] | None = None  # closes the run when the thread ends that trains
         self._early_ns, self._early_done = self.recorder.clock() + _EARLY_NS, False
+        self._handled = id(sys.exc_info()[1])  # the error that is being handled already does not end this run
 
     def start(self) -> None:
         """Start publishing, unless that runs or the run has ended. Called when a pass or a phase begins."""
@@ -331,7 +332,10 @@ class Session:
     def close(self) -> None:
         """End the run now; `closed` is set already. What closing takes is not the training's."""
         self._leave_cells()
-        failure = sys.exc_info()[0] or getattr(sys, "last_type", None)  # the second at the end of a process that raised
+        failure, error, _ = sys.exc_info()
+        if error is None or id(error) == self._handled:
+            # At the end of a process that has raised. A prompt keeps that of any error before.
+            failure = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)
         self.publisher.raised = failure not in (None, SystemExit, StopIteration, GeneratorExit)
         owner = self.recorder.close()
         now = self.recorder.clock()

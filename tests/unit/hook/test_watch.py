@@ -455,6 +455,38 @@ def test_only_the_process_that_made_it_ends_it(watch: Watch, monkeypatch: pytest
     assert not watch.session.closed
 
 
+# How it ends --------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_an_earlier_cell_is_no_failure_of_a_later_run(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IPython and Python's prompt keep the last error's type: after one, each run of a notebook had failed."""
+    monkeypatch.setattr(sys, "last_type", MemoryError, raising=False)  # Python also, before it calls atexit's functions
+    for is_prompt in (False, True):
+        if is_prompt:
+            monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+        with fake_watch(clock, monkeypatch) as watch:
+            pass
+        assert watch._publisher.raised is not is_prompt
+
+
+def test_an_error_that_is_being_handled_when_the_run_begins_is_none_of_it(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training in `except FileNotFoundError:` (no checkpoint yet), or for lack of memory (with a smaller batch)."""
+    monkeypatch.delattr(sys, "last_type", raising=False)
+    try:
+        raise FileNotFoundError("no checkpoint")
+    except FileNotFoundError:
+        with fake_watch(clock, monkeypatch) as watch:
+            pass
+        assert watch._publisher.raised is False
+        with pytest.raises(ValueError), fake_watch(clock, monkeypatch) as watch:
+            raise ValueError from None
+        assert watch._publisher.raised is True
+
+
 # What the agent receives --------------------------------------------------------------------------------------------
 
 
