@@ -69,7 +69,11 @@ class WatchedLoader(LoaderAround, Generic[T]):
         begun = self._gpuwatch_begun
         if begun is None:
             begun = vars(self)["_gpuwatch_begun"] = iter(self)
-        return next(begun)
+        try:
+            return next(begun)
+        except StopIteration:
+            vars(self)["_gpuwatch_begun"] = None  # it may be reset, and go on
+            raise
 
     def __bool__(self) -> bool:
         return bool(self._gpuwatch_loader)
