@@ -1,5 +1,7 @@
 """What `gpuwatch run` instruments in a script, by module. Imports nothing: every Python that it starts reads this."""
 
+NOT_SET = "", "0", "false", "no"  # values of an environment variable that is a switch
+
 FRAMEWORKS = {
     "transformers.trainer": ("transformers", "Trainer.train"),
     "lightning.pytorch.trainer.trainer": ("lightning", "Trainer.fit"),

@@ -4,6 +4,8 @@ Only the standard library is imported here, and gpuwatch itself once torch's loa
 programs that a script starts pay next to nothing. A `sitecustomize` that existed before is run too.
 """
 
+from __future__ import annotations  # which an older Python could not evaluate
+
 import atexit
 import contextlib
 import importlib.machinery
@@ -47,13 +49,17 @@ class Finder:
         return spec
 
 
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() not in _instrumented.NOT_SET
+
+
 _LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")  # their programs start the training in other processes
 
 
 def _report_nothing(pid: int) -> None:
     """Print why no verdict was printed, if this is the program, or has imported torch and has the program's stderr."""
     session, processes = sys.modules.get("gpuwatch.hook.session"), sys.modules.get("multiprocessing.process")
-    if pid != os.getpid() or os.environ.get("GPUWATCH_QUIET", "") not in ("", "0"):
+    if pid != os.getpid() or _is_set("GPUWATCH_QUIET"):
         return
     if (processes is not None and processes.parent_process() is not None) or (session and session.Session.any_printed):
         return
@@ -78,7 +84,7 @@ def _report_nothing(pid: int) -> None:
 
 
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
-if os.environ.get("GPUWATCH_AUTO") == "1" and os.environ.get("GPUWATCH_DISABLE", "") in ("", "0"):
+if os.environ.get("GPUWATCH_AUTO") == "1" and not _is_set("GPUWATCH_DISABLE"):
     sys.meta_path.insert(0, Finder())
     atexit.register(_report_nothing, os.getpid())
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import gpuwatch
 from gpuwatch.wire import Bye, Hello, Totals, decode
 from gpuwatch.wire.sockets import ZmqReceiver
 from tests.integration.integrations import workload as w
@@ -454,8 +455,25 @@ def test_options_of_the_program_are_its_own_with_dashes_before_it_and_without(be
     assert done.stdout == "['--help', '--trace', '-v', '--', 'x']\n", done.stderr
 
 
-def test_disabled_changes_nothing(tmp_path: Path) -> None:
-    assert run(tmp_path, [sys.executable, "-c", INSTRUMENTED], {"GPUWATCH_DISABLE": "1"}).out == "False\n"
+@pytest.mark.parametrize("value", ["1", "yes", "0", "False", "no"])
+def test_disabled_changes_nothing(value: str, tmp_path: Path) -> None:
+    done = run(tmp_path, [sys.executable, "-c", INSTRUMENTED], {"GPUWATCH_DISABLE": value})
+    assert done.out == f"{value not in ('1', 'yes')}\n"
+
+
+OLD = """
+import collections.abc, contextlib, importlib.machinery, importlib.util, runpy, sys, types, typing
+collections.abc.Sequence = types.ModuleType = type("Any", (), {})  # not to be subscripted, and no `X | None`
+runpy.run_path(sys.argv[1])
+print("went on")
+"""
+
+
+def test_an_older_python_starts_too() -> None:
+    """Where annotations cannot be evaluated, as in a system's Python 3.8: it printed "Error in sitecustomize"."""
+    file = Path(gpuwatch.__file__).with_name("startup") / "sitecustomize.py"
+    done = subprocess.run([sys.executable, "-c", OLD, str(file)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("went on\n", "")
 
 
 @pytest.mark.parametrize(
