@@ -108,6 +108,7 @@ class Watch:
         self.session = Session(membership, facts, endpoint, quiet, transfers, device_events, budget, may_trace)
         self._recorder, self._publisher = self.session.recorder, self.session.publisher
         self._disabled = self.session.disabled = not records_here()
+        self._unregister: Callable[[], object] = lambda: None  # from what a process of multiprocessing's calls last
         if self._disabled:
             self._recorder.close()  # all contexts do nothing from now on
         else:
@@ -123,7 +124,8 @@ class Watch:
                 self.session.count_from(lambda: step)
             atexit.register(self._at_exit)
             if parent_pid() is not None:  # a forked process ends without the former
-                sys.modules["multiprocessing.util"].Finalize(None, self._at_exit, exitpriority=0)
+                registered = sys.modules["multiprocessing.util"].Finalize(None, self._at_exit, exitpriority=0)
+                self._unregister = registered.cancel
 
     @property
     def identity(self) -> Identity:
@@ -217,6 +219,7 @@ class Watch:
             if self in open_watches:
                 open_watches.remove(self)
             atexit.unregister(self._at_exit)
+            self._unregister()
             self.session.guard(self.session.close, "closing")
 
     def __enter__(self) -> Watch:

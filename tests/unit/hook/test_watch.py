@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -447,6 +448,19 @@ def test_a_forked_child_records_tells_and_prints_nothing(
     watch._at_exit()
     assert sender.frames == [] and sender.connected, "the parent's socket is left alone"
     assert hook_watch.open_watches == []
+
+
+def test_a_closed_one_is_released_in_a_process_of_multiprocessing(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of a sweep's stayed there, with its last steps and a file descriptor."""
+    monkeypatch.setattr(hook_watch, "parent_pid", lambda: 1)
+    registry = multiprocessing.util._finalizer_registry  # type: ignore[attr-defined]
+    before = set(registry)
+    watch = fake_watch(clock, monkeypatch)
+    assert len(set(registry) - before) == 1
+    watch.close()
+    assert set(registry) == before
 
 
 def test_only_the_process_that_made_it_ends_it(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
