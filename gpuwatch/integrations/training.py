@@ -39,7 +39,7 @@ class Training:
         self._owned = current is None
         self.watch = current or Watch(**options)
         self.session: Session = self.watch.session
-        self._disabled = self.session.disabled
+        self._disabled = self.session.disabled or self.session.closed  # then it is measured no more
         self.patches = Patches(on=not self._disabled)
         if not self._disabled:
             self.session.start()

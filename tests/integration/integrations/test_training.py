@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import weakref
 
+import torch
+
 import gpuwatch
 from gpuwatch.integrations.training import Training
 
@@ -30,3 +32,18 @@ def test_an_iterator_that_was_asked_is_the_frameworks_to_release() -> None:
             del batches
             assert gone() is None
         assert watch.report().steps == 5
+
+
+def test_with_a_closed_watch_it_trains_as_without() -> None:
+    """`fit` once more after the `with Watch()` block left torch's methods replaced."""
+    with gpuwatch.Watch(quiet=True) as watch:
+        pass
+    methods = (torch.nn.Module, "eval"), (torch.no_grad, "__enter__"), (torch.utils.data.DataLoader, "__iter__")
+    before = [vars(owner)[name] for owner, name in methods]
+    with contextlib.closing(Training(watch)) as training:
+        assert training.fetch(lambda: 5) == 5
+        training.fetched([5])
+        training.end_step()
+        assert [vars(owner)[name] for owner, name in methods] == before
+    assert [vars(owner)[name] for owner, name in methods] == before
+    assert watch.report().steps == 0
