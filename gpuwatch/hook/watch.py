@@ -98,7 +98,7 @@ class Watch:
         facts = RunFacts(
             name=sendable(run or os.environ.get("GPUWATCH_RUN") or script_name()),
             job=sendable(job or membership.identity.job),
-            tags={str(key)[:128]: str(value)[:256] for key, value in list((tags or {}).items())[:32]},
+            tags={_text(key, 128): _text(value, 256) for key, value in list((tags or {}).items())[:32]},
             flops=declared(flops_per_step, flops_per_sample, flops_per_token, peak_flops),
             breakdown=is_set("GPUWATCH_BREAKDOWN") if breakdown is None else breakdown,
         )
@@ -333,6 +333,11 @@ def open_session() -> Session | None:
 def is_set(name: str) -> bool:
     """Whether an environment variable is set to anything but 0, false or no."""
     return os.environ.get(name, "").strip().lower() not in NOT_SET
+
+
+def _text(value: object, most: int) -> str:
+    """Return it as sent: cut, and "?" for what is no UTF-8, as in the name of a file."""
+    return str(value)[:most].encode(errors="replace").decode()
 
 
 def _read_config() -> None:

@@ -614,6 +614,16 @@ def test_a_phase_in_every_step_does_not_flood_the_agent(watch: Watch, clock: Clo
     assert len(sender.frames) == 2  # a Hello and one message
 
 
+def test_a_tag_that_is_no_utf_8_is_sent_with_a_question_mark(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file's name: "publishing to the agent failed", and the agent never had the run."""
+    watch = fake_watch(clock, monkeypatch, tags={"data": b"/data/caf\xe9".decode(errors="surrogateescape")})
+    sender = connect(watch)
+    turn(watch, hello=True)
+    hello, *_ = reported(sender)
+    assert isinstance(hello, wire.Hello) and hello.tags == {"data": "/data/caf?"}
+    watch.close()
+
+
 def test_a_hello_that_was_not_received_is_sent_again_at_once(watch: Watch, clock: Clock) -> None:
     sender = connect(watch)
     sender.connected = False
