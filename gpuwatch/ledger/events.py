@@ -1,5 +1,7 @@
 """Kinds of entries in the training thread's log, and its activities. The recorder writes, the timeline reads them."""
 
+from numbers import Integral
+
 STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP, SECTION = range(11)
 """Kinds of log entries; the first field of each tuple. Times in ns.
 
@@ -29,8 +31,10 @@ _MOST_SAMPLES = 1 << 32  # of one step: sums of more would not fit into a messag
 
 
 def known_count(count: object) -> int:
-    """Return a step's number of samples or tokens; UNKNOWN_SAMPLES of what cannot be one."""
-    return count if isinstance(count, int) and 0 <= count < _MOST_SAMPLES else UNKNOWN_SAMPLES
+    """Return a step's number of samples or tokens, numpy's too; UNKNOWN_SAMPLES of what cannot be one."""
+    if not isinstance(count, int):  # of a tensor, the device would be waited for
+        count = int(count) if count is not None and isinstance(count, Integral) else UNKNOWN_SAMPLES
+    return count if 0 <= count < _MOST_SAMPLES else UNKNOWN_SAMPLES
 
 
 CLOSED = -1  # the training thread of a recorder that is closed, or that a fork copied: nothing is recorded any more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from gpuwatch import wire
@@ -97,6 +98,13 @@ def test_what_cannot_be_a_count_is_not_known_and_ends_no_publishing(watch: Watch
     [sent] = [message for message in reported(sender) if isinstance(message, wire.Steps)]
     assert sent.totals.steps == watch.report().steps == 6
     assert (watch.report().samples, watch.report().tokens or None) == (None, None)
+
+
+def test_counts_may_be_numpys(watch: Watch) -> None:
+    for _ in range(2):
+        with watch.step(samples=np.int64(32), tokens=np.uint16(500)):  # type: ignore[arg-type]
+            pass
+    assert (watch.report().samples, watch.report().tokens) == (64, 1000)
 
 
 @pytest.mark.parametrize(("step_ms", "visits"), [(10, 4 + 24), (0.1, 4 + 3)])
