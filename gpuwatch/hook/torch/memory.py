@@ -25,7 +25,7 @@ def peak_bytes() -> dict[str, int]:
 def explain(failure: type[BaseException] | None, batch_bytes: int | None, rank: int) -> str:
     """Return what is known of a lack of GPU memory that ended the run, and write its snapshot; empty for other ends."""
     torch: Any = sys.modules.get("torch")
-    is_lack = torch is not None and failure is not None and issubclass(failure, torch.OutOfMemoryError)
+    is_lack = torch is not None and failure is not None and issubclass(failure, torch.cuda.OutOfMemoryError)
     if not is_lack or not (peak := peak_bytes()):
         return ""
     allocated, reserved = peak["allocated"], peak["reserved"]

@@ -121,10 +121,11 @@ def breakdown(_: pytest.MonkeyPatch) -> str:
 
 def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> str:
     torch: Any = ModuleType("torch")
-    torch.OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
+    torch.cuda = ModuleType("torch.cuda")
+    torch.cuda.OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(memory, "peak_bytes", lambda: {"allocated": 70 * GIB, "reserved": 78 * GIB})
-    text = memory.explain(torch.OutOfMemoryError, 33 << 20, 0)
+    text = memory.explain(torch.cuda.OutOfMemoryError, 33 << 20, 0)
     return f"{text.partition(' with gradient accumulation')[0].removesuffix(' a smaller batch')} a smaller batch …"
 
 

@@ -25,6 +25,7 @@ class Cuda:
 
     def __init__(self, allocated: int = 70 * GIB, reserved: int = 78 * GIB) -> None:
         self.initialized, self.calls = True, list[str]()
+        self.OutOfMemoryError = OutOfMemoryError  # before torch 2.5 it is nowhere else
         self._peaks = [{}, {"allocated_bytes.all.peak": allocated, "reserved_bytes.all.peak": reserved}]
         self.memory = SimpleNamespace(
             _record_memory_history=lambda max_entries: self.calls.append(f"records {max_entries}"),
@@ -54,7 +55,7 @@ class OutOfMemoryError(RuntimeError):
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.delenv("GPUWATCH_OOM_SNAPSHOT", raising=False)
     torch: Any = ModuleType("torch")
-    torch.cuda, torch.OutOfMemoryError = Cuda(), OutOfMemoryError
+    torch.cuda = Cuda()
     torch.is_grad_enabled = lambda: True
     monkeypatch.setitem(sys.modules, "torch", torch)
     return torch.cuda  # type: ignore[no-any-return]
