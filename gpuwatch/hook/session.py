@@ -86,7 +86,7 @@ class Session:
         self._show: Callable[[Report], None] = _print  # prints a verdict on stderr, or draws it in a notebook
         self.close_with_thread: Callable[[], None] | None = None  # closes the run when the thread ends that trains
         self._early_ns, self._early_done = self.recorder.clock() + _EARLY_NS, False
-        self._handled = id(sys.exc_info()[1])  # the error that is being handled already does not end this run
+        self._handled = [*map(id, sys.exc_info())]  # the error that is being handled already does not end this run
 
     def start(self) -> None:
         """Start publishing, unless that runs or the run has ended. Called when a pass or a phase begins."""
@@ -332,8 +332,8 @@ class Session:
     def close(self) -> None:
         """End the run now; `closed` is set already. What closing takes is not the training's."""
         self._leave_cells()
-        failure, error, _ = sys.exc_info()
-        if error is None or id(error) == self._handled:
+        failure = sys.exc_info()[0]
+        if failure is None or [*map(id, sys.exc_info())] == self._handled:
             # At the end of a process that has raised. A prompt keeps that of any error before.
             failure = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)
         self.publisher.raised = failure not in (None, SystemExit, StopIteration, GeneratorExit)
