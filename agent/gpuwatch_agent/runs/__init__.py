@@ -58,6 +58,7 @@ class Run(msgspec.Struct, eq=False):
     started_s: float = 0.0
     last_message_s: float = 0.0
     ended_s: float | None = None
+    noticed_s: float = 0.0  # when an agent found that it was lost: after its end if none was there
     last_step_s: float | None = None
     hello: wire.Hello | None = None
     senders: dict[str, Sender] = {}  # the last processes, in the order of their first message
@@ -98,6 +99,11 @@ class Run(msgspec.Struct, eq=False):
     @property
     def key(self) -> RunKey:
         return self.run, self.rank
+
+    @property
+    def over_s(self) -> float:
+        """Since when it is known to be over, in Unix time, of a run that is."""
+        return max(self.ended_s or 0.0, self.noticed_s)
 
     @property
     def ended_well(self) -> bool:
@@ -177,6 +183,7 @@ class Run(msgspec.Struct, eq=False):
             self.activity, self.changed = "silent", True
         if gone:
             self._end(LOST, self.last_message_s if self.restored else now_s, self.senders.values())
+            self.noticed_s = now_s
 
     def remember(self, now_ns: int, runs: int = 1) -> None:
         """Record the present totals for the last minute, as one of so many runs; an ended run keeps its last minute."""
@@ -213,7 +220,7 @@ class Run(msgspec.Struct, eq=False):
             self.boot_id = boot_id
             self.ledger.shift(now_ns - int(max(0.0, now_s - self.last_message_s) * 1e9) - self.ledger.watermark_ns)
             if self.status == RUNNING:
-                self.status, self.ended_s = LOST, self.last_message_s
+                self.status, self.ended_s, self.noticed_s = LOST, self.last_message_s, now_s
         self.activity = self.status if self.status != RUNNING else "startup"  # unless `pass_time` finds it silent
         self.restored = True
         return self
@@ -321,7 +328,7 @@ class RunRegistry:
     """
 
     MAX_RUNS = 512
-    KEEP_ENDED_S = 900.0  # an ended run's series go after this; its history stays
+    KEEP_ENDED_S = 900.0  # an ended run's series go so long after its end was found; its history stays
     KEEP_ENDED = 64  # of more ended runs, the series of those that ended first go earlier
     _FAIR_SHARE = 4  # so many runs of a process are never given up for another process's
     _BANNED_S = 60.0
@@ -447,21 +454,22 @@ class RunRegistry:
             run.heard_ns += max(0, late_ns)
 
     def restore(self, kept: Sequence[Run], now_ns: int, now_s: float) -> None:
-        """Continue the runs that a former agent kept, but those that ended long ago."""
+        """Continue the runs that a former agent kept, but those that it knew to be over long ago."""
         for run in sorted(kept, key=lambda run: run.last_message_s)[-self.MAX_RUNS :]:
             run.restore(self.boot_id, now_ns, now_s)
-            if run.ended_s is None or now_s - run.ended_s < self.KEEP_ENDED_S:
+            if run.status == RUNNING or now_s - run.over_s < self.KEEP_ENDED_S:
                 run.changed = False
                 self.runs[run.key] = run
                 if run.hello is not None and run.hello.run != run.run:
                     self._apart |= dict.fromkeys(run.senders, run.key)
 
     def forget_ended(self, now_s: float) -> None:
-        """Drop the runs that ended long enough ago, and the oldest of many."""
+        """Drop the runs that are known to be over for long enough, and the oldest of many."""
         for number, run in enumerate(self._ended()):
-            if number >= self.KEEP_ENDED or now_s - (run.ended_s or 0.0) > self.KEEP_ENDED_S:
+            age_s = now_s - run.over_s
+            if number >= self.KEEP_ENDED or age_s > self.KEEP_ENDED_S:
                 del self.runs[run.key]
-            elif run.seconds and now_s - (run.ended_s or 0.0) > _EVALUATED_AFTER_S:
+            elif run.seconds and age_s > _EVALUATED_AFTER_S:
                 run.steps, run.seconds, run.trace = RecentColumns(), [], Trace()  # its last minute was evaluated
 
     def _ended(self) -> list[Run]:

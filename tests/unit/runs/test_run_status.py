@@ -298,6 +298,26 @@ def test_a_run_that_ended_while_the_agent_was_away_is_not_billed_for_the_absence
     assert again.ledger.sum_ns == again.ledger.watermark_ns - again.ledger.start_ns == hook.ledger.sum_ns
 
 
+@pytest.mark.parametrize("boot", [BOOT, "boot-b"])
+def test_a_run_that_was_lost_long_before_the_agent_s_start_is_told_for_a_quarter_of_an_hour(boot: str) -> None:
+    """Alerts need `gpuwatch_run_up` 0, or the lost run in the snapshot, for a minute."""
+    hook = FakeHook().step()
+    record = heard(hook.hello(), hook.message(), at_ns=hook.at_ns).record()
+    assert record is not None
+    now_ns = hook.at_ns + 1200 * S
+    book = RunRegistry(boot)
+    book.restore([read_record(record)], now_ns, wall_s(now_ns))
+    for second in range(1, 120):
+        at_ns = now_ns + second * S
+        book.excuse_pause(at_ns)
+        book.forget_ended(wall_s(at_ns))
+        for run in book.runs.values():
+            run.pass_time(at_ns, wall_s(at_ns), alive=False)
+    assert [(run.status, run.ended_s) for run in book.runs.values()] == [("lost", wall_s(hook.at_ns))]
+    book.forget_ended(wall_s(now_ns + 1000 * S))
+    assert not book.runs
+
+
 def test_a_live_run_that_is_silent_after_the_restart_is_unknown() -> None:
     hook = FakeHook().step()
     run = heard(hook.hello(), hook.message(), at_ns=hook.at_ns)
