@@ -221,6 +221,7 @@ class Run(msgspec.Struct, eq=False):
             self.ledger.shift(now_ns - int(max(0.0, now_s - self.last_message_s) * 1e9) - self.ledger.watermark_ns)
             if self.status == RUNNING:
                 self.status, self.ended_s, self.noticed_s = LOST, self.last_message_s, now_s
+                self.changed = True
         self.activity = self.status if self.status != RUNNING else "startup"  # unless `pass_time` finds it silent
         self.restored = True
         return self
@@ -456,9 +457,9 @@ class RunRegistry:
     def restore(self, kept: Sequence[Run], now_ns: int, now_s: float) -> None:
         """Continue the runs that a former agent kept, but those that it knew to be over long ago."""
         for run in sorted(kept, key=lambda run: run.last_message_s)[-self.MAX_RUNS :]:
+            run.changed = False
             run.restore(self.boot_id, now_ns, now_s)
             if run.status == RUNNING or now_s - run.over_s < self.KEEP_ENDED_S:
-                run.changed = False
                 self.runs[run.key] = run
                 if run.hello is not None and run.hello.run != run.run:
                     self._apart |= dict.fromkeys(run.senders, run.key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -10,9 +12,11 @@ from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.finding import Conclusion, Evidence, Finding, Verdict
 from gpuwatch.errors import ProtocolError
 from gpuwatch.wire.sockets import Peer
+from gpuwatch_agent.history import queries
 from gpuwatch_agent.runs import Run, RunRegistry, read_record
 from gpuwatch_agent.runs.views import run_view
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
+from tests.unit.agent.whole_agent import WholeAgent
 
 
 def heard(*messages: wire.Message, at_ns: int) -> Run:
@@ -316,6 +320,25 @@ def test_a_run_that_was_lost_long_before_the_agent_s_start_is_told_for_a_quarter
     assert [(run.status, run.ended_s) for run in book.runs.values()] == [("lost", wall_s(hook.at_ns))]
     book.forget_ended(wall_s(now_ns + 1000 * S))
     assert not book.runs
+
+
+@pytest.mark.parametrize("down_s", [300, 1200])
+def test_a_run_that_a_reboot_ended_is_lost_in_the_history_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down_s: int
+) -> None:
+    hook = FakeHook().step()
+    agent = WholeAgent(tmp_path, monkeypatch, hook.at_ns)
+    agent.hear(hook.hello(), hook.message())
+    agent.tick(hook.at_ns)
+    agent.close()
+    monkeypatch.setattr("tests.unit.agent.whole_agent.BOOT", "boot-b")
+    now_ns = hook.at_ns + down_s * S
+    again = WholeAgent(tmp_path, monkeypatch, now_ns)
+    for second in range(3):
+        again.tick(now_ns + second * S)
+    (run,) = queries.runs(again.history.reader, [], {"kept": "all"}, Prices()).runs
+    again.close()
+    assert run.status == "lost"
 
 
 def test_a_live_run_that_is_silent_after_the_restart_is_unknown() -> None:
