@@ -188,7 +188,7 @@ class Served:
         self._last: dict[_Series, Sample] = {}
         self._grown: dict[_Series, int] = {}  # the tick at which each value was new, of _QUIET
         self._waits: dict[tuple[str, ...], int] = {}  # how many scrapes must still take a group as it is served
-        self._ended: dict[tuple[str, int, float], tuple[float, int]] = {}  # by run, rank and end: it may end again
+        self._ended: dict[tuple[str, int, float], int] = {}  # by run, rank and end (it may end again): scrapes since
 
     def runs(self, runs: Iterable[Run], now_s: float) -> tuple[set[RunKey], set[RunKey]]:
         """Begin a tick: return the keys of runs that are served, and of those that ended so long ago that only this is.
@@ -206,10 +206,10 @@ class Served:
                 whole.add(run.key)
                 continue
             end = (*run.key, run.ended_s)
-            since_s, taken = former.get(end, (now_s if run.status == LOST else run.ended_s, -self._taken))
+            taken = former.get(end, -self._taken)
             taken = 0 if (run.run, str(run.rank)) in waiting else taken + self._taken
-            self._ended[end] = since_s, taken
-            age_s = now_s - since_s
+            self._ended[end] = taken
+            age_s = now_s - run.over_s
             if age_s < _ENDED_S and taken < _TAKES:
                 whole.add(run.key)
             elif age_s < (_LOST_S if run.status == LOST or taken < _TAKES else _ENDED_S):

@@ -7,7 +7,6 @@ import sqlite3
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import groupby
@@ -24,6 +23,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.wire import UNDECODABLE
 from gpuwatch_agent.gpus import GpuRecord
+from gpuwatch_agent.gpus.energy import MOST_WATTS
 from gpuwatch_agent.history.downsample import TIMES, Batch, StepMinute, downsample, joined
 from gpuwatch_agent.history.file import SCHEMA_VERSION, connect_readonly
 from gpuwatch_agent.runs import Run, read_record
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 MOST_TICKS = 25_000  # over a longer time than so many seconds, extremes are those of every second, third … sample
 MOST_POINTS = 50_000  # of all series of an answer together
 EVER_S = 1e15  # no time is later
+_LATE_S = 60.0  # of a message or a booking: so much may be older than the rows between which a counter grew
 
 _MOST_RUN_BYTES = 8 << 20
 LAST_RUNS = (
@@ -125,17 +126,26 @@ class HistoryReader:
         ]
 
     def growth(self, metric: str, start_s: float, end_s: float, points: int) -> dict[tuple[str, str], dict[str, float]]:
-        """Return the growth of each state of a GPU's or run's counter. One that falls, or is new, has begun at 0."""
+        """Return the growth of each state of a GPU's or run's counter. One that falls, or is new, has begun at 0.
+
+        What is more than the time since it last changed allows is left out: a run that goes on after a pause comes back
+        with its totals, and rows that were written while the clock was set wrong lie between others.
+        """
         start_ms, end_ms = int(start_s * 1000), int(end_s * 1000)
         span = (start_ms, end_ms, max(1, (end_ms - start_ms) // (points - 1)), False)
-        last: dict[tuple[str, ...], float] = {}
-        grown = defaultdict[tuple[str, str], dict[str, float]](lambda: defaultdict(float))
-        for number, (_, values) in enumerate(self._rows_of(metric, {}, BY_NAME[metric].labels, span)):
-            for (name, part, state), value in values.items():
-                before = last.get((name, part, state), 0.0 if number else value)
-                if (growth := value - before if value >= before else value) > 0:
-                    grown[name, part][state] += growth
-            last.update(values)
+        most_per_s = MOST_WATTS if BY_NAME[metric].unit == "joules" else 1.0
+        last: dict[tuple[str, ...], tuple[int, float]] = {}  # when each last changed, in ms, and its value
+        grown: dict[tuple[str, str], dict[str, float]] = {}
+        for number, (time_ms, values) in enumerate(self._rows_of(metric, {}, BY_NAME[metric].labels, span)):
+            for key, value in values.items():
+                name, part, state = key
+                changed_ms, before = last.get(key, (start_ms, 0.0 if number else value))
+                growth = value - before if value >= before else value
+                if 0 < growth <= most_per_s * ((time_ms - changed_ms) / 1000 + _LATE_S):
+                    states = grown.setdefault((name, part), {})
+                    states[state] = states.get(state, 0.0) + growth
+                if value != before or key not in last:
+                    last[key] = time_ms, value
         return grown
 
     def _rows_of(
