@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gpuwatch.wire import UNDECODABLE
+from gpuwatch_agent.deadline import DeadlineThread
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,7 @@ class StateFile(Generic[State]):
         """`path` None: nothing is kept. `what` names it in the log."""
         self._path, self._what = path, what
         self._saved, self._failure = b"", ""
+        self._thread = DeadlineThread("the disk", 2.0)
         self.state = kind()
         if path is not None and path.exists():
             try:
@@ -28,17 +30,19 @@ class StateFile(Generic[State]):
                 logger.warning("%s cannot be read (%s): discarding previous %s", path, error, what)
 
     def save(self) -> None:
-        """Write the state if it has changed, or that failed last time; log when a failure begins and when it ends."""
-        body = msgspec.json.encode(self.state)
-        if self._path is None or body == self._saved:
+        """Write the state if it has changed, or that failed last time; log when a failure begins and when it ends.
+
+        It waits two seconds for a disk that hangs, and tries again once that has responded.
+        """
+        body, path = msgspec.json.encode(self.state), self._path
+        if path is None or body == self._saved:
             return
+        new = path.with_name(path.name + ".new")
         try:
-            new = self._path.with_name(self._path.name + ".new")
-            new.write_bytes(body)
-            new.replace(self._path)
+            self._thread.call(lambda: (new.write_bytes(body), new.replace(path)))
             self._saved, failure = body, ""
         except OSError as error:
-            failure = f"cannot be written: {error.strerror}; trying again"
+            failure = f"cannot be written: {error.strerror or error}; trying again"
         if failure != self._failure:
-            logger.warning("%s: the state of %s %s", self._path, self._what, failure or "is written again")
+            logger.warning("%s: the state of %s %s", path, self._what, failure or "is written again")
         self._failure = failure

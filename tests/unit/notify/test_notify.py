@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import email
 import json
+import os
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -337,6 +339,22 @@ def test_a_restart_remembers_what_was_sent_and_what_waits(tmp_path: Path) -> Non
     second = Post(path)
     assert second.look(150, [finding(), finding("stalled")]) == ["[critical] RunStalled on n1"]
     assert second.counters["notifications_sent_total"] == 2
+
+
+def test_a_disk_that_hangs_keeps_no_message_from_being_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    new = tmp_path / "state.new"
+    os.mkfifo(new)  # to open it waits for a reader, as a write to a disk that hangs does
+    post = Post(tmp_path / "state")
+    thread = threading.Thread(target=post.look, args=(130, [finding()]), daemon=True)
+    thread.start()
+    thread.join(15)
+    got = [title for title, _ in post.got]
+    os.close(os.open(new, os.O_RDONLY | os.O_NONBLOCK))
+    thread.join(15)
+    assert got == ["[warning] GpuStarved on n1"]
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "the state of notifications cannot be written: the disk did not answer within 2 s; trying again"
+    ]
 
 
 @pytest.mark.parametrize("keep_s", [0, 900])
