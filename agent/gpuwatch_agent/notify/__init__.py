@@ -6,6 +6,7 @@ notified or waits is in a small file that survives restarts, with Unix times, wh
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -88,6 +89,7 @@ class Notifier(Background):
         self._state = self._file.state
         self._state.letters = [replace(each, due_s=0.0) for each in self._state.letters if each.target in self._senders]
         self._seen_s: dict[str, float] = {}  # when each that stands was last seen, on the monotonic clock
+        self._looked_s = -math.inf  # when it last took what is wrong, on the monotonic clock
         self._offset_s: float | None = None  # Unix time minus the monotonic clock
 
     def samples(self) -> Iterable[Sample]:
@@ -135,7 +137,9 @@ class Notifier(Background):
         for condition in found:
             if SEVERITIES.index(condition.severity) > SEVERITIES.index(settings.min_severity):
                 continue
-            known = standing.setdefault(condition.key, ConditionState(min(condition.since_s, now_s), condition.title))
+            # A finding may be older, but the last look did not have it: its ratio was below its alert's threshold.
+            since_s = min(now_s, max(condition.since_s, now_s - (monotonic_s - self._looked_s)))
+            known = standing.setdefault(condition.key, ConditionState(since_s, condition.title))
             self._seen_s[condition.key], known.title = monotonic_s, condition.title
             again = known.notified_s is not None and now_s - known.notified_s >= settings.repeat_s > 0
             if now_s - known.since_s >= condition.hold_s and (known.notified_s is None or again):
@@ -143,6 +147,7 @@ class Notifier(Background):
                 title = f"[{condition.severity}] {condition.alert} on {self._name}"
                 text = f"{condition.title}\nSince: {when(known.since_s)}\n{condition.body}"
                 self._write(title, text, condition.severity == "critical", now_s)
+        self._looked_s = monotonic_s
         for key, known in list(standing.items()):
             seen_s = self._seen_s.setdefault(key, monotonic_s + QUIET_S)  # a former agent's, and not found again yet
             # Never notified: no hold is needed. Notified: a short quiet time does not mean that it is fixed.

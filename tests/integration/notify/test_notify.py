@@ -76,7 +76,7 @@ def test_what_could_not_be_delivered_is_delivered_by_the_next_agent(tmp_path: Pa
         agent(place, environment),
         training(hook_environment(place, GPUWATCH_RUN="starving"), "--seconds", "60"),
     ):
-        wait_for("it waits to be delivered", lambda: state.exists() and "GpuStarved" in state.read_text(), 45)
+        wait_for("it waits to be delivered", lambda: state.exists() and "[warning] GpuStarved" in state.read_text(), 45)
     assert inbox.accepted == []
     with webhook(inbox, port), agent(place, environment):
         wait_for("it is delivered", lambda: starved(inbox), 45)

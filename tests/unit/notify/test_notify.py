@@ -124,6 +124,17 @@ def test_what_goes_before_its_hold_is_never_reported() -> None:
     assert post.look(150, [finding(since_s=START_S + 140)]) == []
 
 
+def test_a_finding_that_rises_above_its_alert_s_threshold_is_held_from_then_on() -> None:
+    """The rule of Prometheus holds while its expression is above the threshold: two seconds of it are no alert."""
+    post = Post()
+    for after in range(0, 600, 2):
+        assert post.look(after, [finding(ratio=0.18)]) == []
+    assert post.look(600, [finding(ratio=0.21)]) == []
+    assert post.look(602, [finding(ratio=0.18)]) == []
+    assert post.look(604, [finding(ratio=0.4)]) == post.look(720) == []
+    assert post.look(726) == ["[warning] GpuStarved on n1"]
+
+
 def test_it_is_held_and_then_reported_as_resolved_once() -> None:
     post = Post()
     post.look(130, [finding()])
@@ -135,7 +146,7 @@ def test_it_is_held_and_then_reported_as_resolved_once() -> None:
 def test_one_that_comes_and_goes_within_the_hold_is_one_alert() -> None:
     post = Post()
     for after in range(130, 3000, 60):
-        post.look(after, [finding()] if after // 60 % 2 else [])
+        post.look(after, [] if after // 60 % 2 else [finding()])
     assert [title for title, _ in post.got] == ["[warning] GpuStarved on n1"]
 
 
@@ -334,10 +345,10 @@ def test_a_restart_remembers_what_was_sent_and_what_waits(tmp_path: Path) -> Non
     first = Post(path)
     first.look(130, [finding()])
     first.works = False
-    first.look(140, [finding(), finding("stalled")])
+    first.look(200, [finding(), finding("stalled")])
     assert first.counters["notifications_waiting"] == 1
     second = Post(path)
-    assert second.look(150, [finding(), finding("stalled")]) == ["[critical] RunStalled on n1"]
+    assert second.look(210, [finding(), finding("stalled")]) == ["[critical] RunStalled on n1"]
     assert second.counters["notifications_sent_total"] == 2
 
 
@@ -460,7 +471,7 @@ def test_a_sender_that_raises_and_an_old_snapshot_stop_nothing() -> None:
         raise OSError("no route")
 
     post.notifier._senders = dict.fromkeys(post.notifier._senders, raises)
-    post.look(140, [finding(), finding("stalled")])
+    post.look(200, [finding(), finding("stalled")])
     assert post.counters["notification_failures_total"] == 1
     post.notifier._snapshot = lambda: Snapshot(START_S, 0.0, Page([]))  # nothing is wrong in it, but it is old
     post.look(5000)
