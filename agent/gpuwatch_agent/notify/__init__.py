@@ -141,6 +141,9 @@ class Notifier(Background):
             since_s = min(now_s, max(condition.since_s, now_s - (monotonic_s - self._looked_s)))
             known = standing.setdefault(condition.key, ConditionState(since_s, condition.title))
             self._seen_s[condition.key], known.title = monotonic_s, condition.title
+            hung = condition.key.replace("RunStalled/", "RunHung/", 1)
+            if hung in standing:  # a restarted agent does not know the power of its steps, and only finds it stalled
+                self._seen_s[hung] = monotonic_s
             again = known.notified_s is not None and now_s - known.notified_s >= settings.repeat_s > 0
             if now_s - known.since_s >= condition.hold_s and (known.notified_s is None or again):
                 known.notified_s = now_s

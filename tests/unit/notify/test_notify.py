@@ -384,6 +384,20 @@ def test_what_was_notified_is_not_resolved_because_the_agent_was_away(tmp_path: 
     assert third.look(9061 + keep_s) == ["[resolved] GpuStarved on n1"]
 
 
+def test_a_hang_is_not_resolved_because_a_restarted_agent_does_not_know_the_power_of_the_run_s_steps(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state"
+    stalled, hung = finding("stalled"), finding("hung")
+    assert sorted(Post(path).look(130, [stalled, hung])) == ["[critical] RunHung on n1", "[critical] RunStalled on n1"]
+    second = Post(path)
+    for after in range(140, 1400, 10):  # `hung` needs half a minute of steps to know their power
+        assert second.look(after, [stalled]) == []
+    for after in range(1400, 2400, 10):
+        second.look(after, [])
+    assert sorted(title for title, _ in second.got) == ["[resolved] RunHung on n1", "[resolved] RunStalled on n1"]
+
+
 def test_what_a_former_agent_saw_shortly_begins_again(tmp_path: Path) -> None:
     path = tmp_path / "state"
     Post(path).look(60, [finding()])
