@@ -417,7 +417,8 @@ class RunRegistry:
         silent_ns = now_ns - run.heard_ns
         same_hello = isinstance(message, wire.Hello) and run.hello and message.pid and message.pid == run.hello.pid
         over = same_hello or (peer.pid and latest.pid == peer.pid) or latest.said_bye or silent_ns > SILENCE_NS
-        sends = peer.is_remote and peer.address == run.address and silent_ns < GONE_NS  # no process is seen over TCP
+        # no process is seen over TCP, and a former agent's may have ended meanwhile
+        sends = peer.is_remote and peer.address == run.address and silent_ns < GONE_NS and not run.restored
         if over or not (sends or self._alive(run.hello)):
             return key  # it takes over: an elastic restart, or a process's next loop
         number = 2

@@ -417,6 +417,24 @@ def test_two_processes_of_an_address_that_send_at_once_over_tcp_are_kept_apart()
     assert {run.run: run.counts.steps for run in book.runs.values()} == {"run-a": 6, "run-a#2": 5}
 
 
+def test_over_tcp_a_process_that_began_while_the_agent_was_away_takes_over_its_dead_predecessor_s_run() -> None:
+    """That the agent has just started is no sign of life of the former process."""
+    peer = Peer(address="10.0.0.7")
+    book = RunRegistry(BOOT)
+    one = FakeHook(sender="one", pid=1).step()
+    for message in (one.hello(), one.message()):
+        book.apply(message, one.at_ns, wall_s(one.at_ns), peer)
+    kept = [read_record(record) for run in book.runs.values() if (record := run.record()) is not None]
+    now_ns = one.at_ns + 30 * S
+    again = RunRegistry(BOOT)
+    again.restore(kept, now_ns, wall_s(now_ns))
+    two = FakeHook(now_ns, sender="two", pid=2).step()
+    for message in (two.hello(), two.message()):
+        again.apply(message, two.at_ns, wall_s(two.at_ns), peer)
+    assert {run.run: run.counts.steps for run in again.runs.values()} == {"run-a": 2}
+    assert again.kept_apart == 0
+
+
 def test_a_process_that_follows_a_dead_one_takes_over() -> None:
     alive = True
     book = RunRegistry(BOOT, alive=lambda hello: alive)
