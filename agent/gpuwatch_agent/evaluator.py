@@ -49,11 +49,11 @@ class FindingTracker:
             if key[:2] == (run, rank) and gone_ns > (END_AFTER_NS if entry.active else BEGIN_AFTER_NS):
                 del self.entries[key]
 
-    def end_run(self, run: str, rank: int, why: Finding | None, now_ns: int, now_s: float) -> None:
+    def end_run(self, run: str, rank: int, why: Finding | None, now_ns: int, ended_s: float) -> None:
         """A run has ended, for this reason if known: active at once, until the next `end_run`; earlier findings end."""
         self.entries = {key: entry for key, entry in self.entries.items() if key[:2] != (run, rank)}
         if why is not None:
-            entry = ActiveFinding(why, now_s, now_s, now_ns, now_ns, active=True, brief=why.brief(rank))
+            entry = ActiveFinding(why, ended_s, ended_s, now_ns, now_ns, active=True, brief=why.brief(rank))
             self.entries[run, rank, why.cause, why.gpu or ""] = entry
             self.causes_seen.setdefault((run, rank), set()).add(why.cause)
 
@@ -130,7 +130,7 @@ class Evaluator:
             found = [entry.finding for entry in self.findings.active(*run.key)]
             verdict = give_verdict(window, found, self._thresholds) if window.states_s else None
             if run.status != RUNNING:
-                self.findings.end_run(*run.key, why_it_ended(window, self._thresholds), now_ns, now_s)
+                self.findings.end_run(*run.key, why_it_ended(window, self._thresholds), now_ns, run.ended_s or now_s)
             findings = tuple(map(finding_view, self.findings.active(*run.key)))
         else:
             recent, verdict, findings = before.recent, before.verdict, before.findings

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from msgspec.structs import replace
 
+from gpuwatch import wire
 from gpuwatch.diagnosis.finding import Evidence, Finding
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import finding_samples
 from gpuwatch_agent.runs import Run
-from tests.unit.agent.hooks import BOOT, S
+from tests.unit.agent.hooks import BOOT, FakeHook, S, wall_s
+from tests.unit.agent.whole_agent import WholeAgent
 
 FINDING = Finding(
     cause="input_unexplained",
@@ -141,3 +146,23 @@ def test_a_root_that_is_active_is_named_by_its_consequence_and_comes_first() -> 
         ("stalled", None),
         ("input_cpu", "stalled"),
     ]
+
+
+def test_why_a_run_ended_is_one_finding_over_a_restart_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = FakeHook().step()
+    agent = WholeAgent(tmp_path, monkeypatch, hook.at_ns)
+    death = wire.WorkerDeath(pid=99, signal=9, out_of_memory=True)
+    agent.hear(replace(hook.hello(), worker_deaths=(death,)), hook.message(), hook.bye())
+    for second in range(3):
+        agent.tick(hook.at_ns + second * S)
+    assert [each.cause for each in agent.history.reader.findings("run-a")] == ["worker_killed"]
+    agent.close()
+    now_ns = hook.at_ns + 60 * S
+    again = WholeAgent(tmp_path, monkeypatch, now_ns)
+    for second in range(3):
+        again.tick(now_ns + second * S)
+    (found,) = again.history.reader.findings("run-a")
+    again.close()
+    assert (found.cause, found.since_s) == ("worker_killed", pytest.approx(wall_s(hook.at_ns), abs=0.01))
