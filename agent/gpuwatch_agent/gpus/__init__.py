@@ -256,7 +256,8 @@ class GpuAccount:
         if not self.following:
             self._book_without_hook(reading, now_ns, missed)
         is_idle = self.state == st.HELD_IDLE and reading.utilization_ratio is not None
-        self.idle_since_ns = (self.idle_since_ns or now_ns) if is_idle else None
+        since_ns = None if missed else self.idle_since_ns
+        self.idle_since_ns = (since_ns or now_ns) if is_idle else None
 
     def _open(self, running: Sequence[Run]) -> None:
         """Book the time before the first run's hook was there."""

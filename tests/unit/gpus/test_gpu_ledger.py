@@ -132,6 +132,17 @@ def test_idle_since_is_reported_while_it_lasts() -> None:
     assert node.book.accounts[UUID].idle_since_ns is None
 
 
+def test_a_gpu_is_idle_for_no_time_in_which_the_agent_was_stopped() -> None:
+    """Its ledger has that time as `unknown`."""
+    node = Node()
+    node.tick((9,), 0.0)
+    node.second((9,), 0.0, seconds=5)
+    node.now_ns += 1200 * S
+    node.tick((9,), 0.0)
+    account = node.book.accounts[UUID]
+    assert (node.seconds["unknown"], account.idle_since_ns) == (1200.0, node.now_ns)
+
+
 def test_process_that_the_list_named_late_is_booked_from_its_own_start() -> None:
     """The driver is asked for processes every 10 s: what the hook knows of the time before is not lost to "free"."""
     node = Node()
