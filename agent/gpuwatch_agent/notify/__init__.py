@@ -42,8 +42,9 @@ Sender = Callable[[str, str, bool], bool]
 class ConditionState(msgspec.Struct):
     """A condition over time."""
 
-    since_s: float
+    since_s: float  # its first sign
     title: str
+    over_s: float = 0.0  # since when its alert's threshold is passed
     notified_s: float | None = None  # when it was last notified; None: never
 
 
@@ -126,6 +127,7 @@ class Notifier(Background):
         self._offset_s = offset_s
         for known in self._state.standing.values():
             known.since_s = min(now_s, known.since_s + moved_s)
+            known.over_s = min(now_s, known.over_s + moved_s)
             if known.notified_s is not None:
                 known.notified_s = min(now_s, known.notified_s + moved_s)
         for letter in self._state.letters:
@@ -138,14 +140,15 @@ class Notifier(Background):
             if SEVERITIES.index(condition.severity) > SEVERITIES.index(settings.min_severity):
                 continue
             # A finding may be older, but the last look did not have it: its ratio was below its alert's threshold.
-            since_s = min(now_s, max(condition.since_s, now_s - (monotonic_s - self._looked_s)))
-            known = standing.setdefault(condition.key, ConditionState(since_s, condition.title))
+            since_s = min(condition.since_s, now_s)
+            over_s = max(since_s, now_s - (monotonic_s - self._looked_s))
+            known = standing.setdefault(condition.key, ConditionState(since_s, condition.title, over_s))
             self._seen_s[condition.key], known.title = monotonic_s, condition.title
             hung = condition.key.replace("RunStalled/", "RunHung/", 1)
             if hung in standing:  # a restarted agent does not know the power of its steps, and only finds it stalled
                 self._seen_s[hung] = monotonic_s
             again = known.notified_s is not None and now_s - known.notified_s >= settings.repeat_s > 0
-            if now_s - known.since_s >= condition.hold_s and (known.notified_s is None or again):
+            if now_s - known.over_s >= condition.hold_s and (known.notified_s is None or again):
                 known.notified_s = now_s
                 title = f"[{condition.severity}] {condition.alert} on {self._name}"
                 text = f"{condition.title}\nSince: {when(known.since_s)}\n{condition.body}"

@@ -20,6 +20,7 @@ from gpuwatch.config import Config, NotifySettings
 from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
+from gpuwatch.tools.reports.model import when
 from gpuwatch_agent.exporter import Page, Snapshot
 from gpuwatch_agent.notify import GIVE_UP_S, Notifier, apprise_senders
 from gpuwatch_agent.notify.conditions import Condition, annotation, conditions
@@ -133,6 +134,7 @@ def test_a_finding_that_rises_above_its_alert_s_threshold_is_held_from_then_on()
     assert post.look(602, [finding(ratio=0.18)]) == []
     assert post.look(604, [finding(ratio=0.4)]) == post.look(720) == []
     assert post.look(726) == ["[warning] GpuStarved on n1"]
+    assert f"Since: {when(START_S)}\n" in post.got[-1][1], "its first sign, not when it passed the threshold"
 
 
 def test_it_is_held_and_then_reported_as_resolved_once() -> None:
