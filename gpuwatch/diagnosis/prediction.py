@@ -52,6 +52,7 @@ class Plan:
     memory_bytes: int | None = None  # the same with the workers' own memory; None: that or the batch size is unknown
     on_cpu: bool = True  # whether the fetches compute, rather than wait
     promises: bool = True  # whether a step can be predicted: False for a short run
+    larger_shm: str = ""  # how to enlarge /dev/shm, which is too small for `queue_bytes`; empty: it is not
 
     @property
     def gain(self) -> tuple[float, float]:
@@ -69,7 +70,7 @@ class Plan:
             text += f"; takes up to {size(self.queue_bytes)} of /dev/shm"
         if self.memory_bytes is not None:
             text += f" and {size(self.memory_bytes)} of memory in total"
-        return text
+        return text + (f"; /dev/shm is too small for that: {self.larger_shm}" if self.larger_shm else "")
 
 
 def free_cores(window: Window) -> int | None:
@@ -96,6 +97,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     handover_s = _handover(window, have)
     needed = max(1, ceil(fetch_s / max(rest_s, handover_s[1])))  # no workers hand batches over faster than that
     caps = _caps(window, have, on_cpu)
+    in_shm = None if have else caps.pop("/dev/shm", None)  # which can be enlarged before there are workers
     limit = min(caps, key=caps.__getitem__, default=None)
     workers = needed if limit is None else max(1, min(needed, caps[limit]))
     paced_s = fetch_s / workers if have else max(fetch_s / workers, paced(window, workers, rest_s))
@@ -117,6 +119,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
         crowded = CROWDED[threads > 1] if fills and (threads > 1 or sent_s) else 1.0
         worst_s = max(worst_s, (crowded * (threads * rest_s + on_core_s) + max(sent_s, handover_s[0])) / room)
     each, own = _queue_bytes_a_worker(window), window.worker_private_bytes
+    needed_bytes = workers * (each or 0) + (window.host.shm_used_bytes or 0)
     return Plan(
         workers=workers,
         needed=needed,
@@ -127,6 +130,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
         memory_bytes=None if each is None or own is None else workers * (each + own * window.local_world_size),
         on_cpu=on_cpu,
         promises=not window.is_short,
+        larger_shm=larger_shm(needed_bytes) if in_shm is not None and workers > in_shm else "",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
@@ -55,6 +57,25 @@ def test_single_process_is_capped_by_the_cores_that_are_free() -> None:
     assert finding.predicted_speedup == pytest.approx(
         100 / 66.3 / 0.9, abs=0.01
     )  # then the worker's 60 ms, and its copy, are the limit
+
+
+@pytest.mark.parametrize(("wait_s", "rest_s", "advice"), [(0.640, 0.130, "6,.*=575m,"), (0.100, 0.130, "2,.*=195m,")])
+def test_where_dev_shm_has_no_room_for_workers_the_advice_says_how_large_it_must_be(
+    wait_s: float, rest_s: float, advice: str
+) -> None:
+    """64 ImageNet samples a batch, and Docker's 64 MiB of /dev/shm.
+
+    The first was "the benefit of workers on these cores is uncertain", the second "num_workers=1" with "takes up to
+    76 MiB of /dev/shm": a bus error.
+    """
+    host = HostFacts(cpu_cores=16, cpu_busy_ratio=0.2, shm_size_bytes=64 << 20, shm_used_bytes=4 << 20)
+    loader = Loader(num_workers=0, batch_bytes=38 << 20)
+    alone = window(steps(100, wait_s, rest_s), loader=loader, worker_cpu_ratios=None, fetch_cpu_ratio=0.98, host=host)
+    finding = input_single_process(alone)
+    assert finding is not None
+    assert re.search(f"num_workers={advice}", finding.advice), finding.advice
+    roomy = input_single_process(replace(alone, host=replace(host, shm_size_bytes=1 << 30)))
+    assert roomy is not None and "too small" not in roomy.advice
 
 
 def test_single_process_is_capped_by_four_workers_a_core_where_the_fetch_sleeps() -> None:
