@@ -66,9 +66,9 @@ class Plan:
         text = f" (the step needs {self.needed}; limited by {self.limit})" if self.limit is not None else ""
         if self.promises:
             text += f"; expect a step of {duration(low)}" + (f" to {duration(high)}" if high > 1.05 * low else "")
-        if self.queue_bytes is not None:
+        if self.queue_bytes:
             text += f"; takes up to {size(self.queue_bytes)} of /dev/shm"
-        if self.memory_bytes is not None:
+        if self.queue_bytes and self.memory_bytes is not None:
             text += f" and {size(self.memory_bytes)} of memory in total"
         return text + (f"; /dev/shm is too small for that: {self.larger_shm}" if self.larger_shm else "")
 
@@ -177,8 +177,8 @@ def _available_cores(window: Window) -> float | None:
 
 
 def _queue_bytes_a_worker(window: Window) -> int | None:
-    loader = window.loader
-    return None if loader.batch_bytes is None else prefetch_of(loader) * loader.batch_bytes * window.local_world_size
+    each = window.loader.queued_bytes
+    return None if each is None else prefetch_of(window.loader) * each * window.local_world_size
 
 
 def _caps(window: Window, have: int, on_cpu: bool) -> dict[str, int]:

@@ -86,7 +86,7 @@ class Accounts:
         self._holder: int | None = None  # the thread that holds the lock by `held()`
         self.timeline = Timeline(recorder.clock())
         self.loader: Loader | None = None
-        self.batch_bytes: int | None = None
+        self.batch_sizes: dict[str, int] = {}  # of the loader's batches, by the names in `wire.Loader`
         self.local_world_size = 1  # ranks of the run on this node
         self.worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers that a signal has killed, 256 at most
         self.first_step: int | None = None  # global number of this process's step 0; None: not known
@@ -213,7 +213,7 @@ class Accounts:
                 feed.is_main = main in (None, feed)
             if main is not None and main.loader is not None:
                 ratio = max(waits_ns) / max(1, sum(waits_ns))
-                self.loader, self.batch_bytes = msgspec.structs.replace(main.loader, wait_ratio=ratio), main.batch_bytes
+                self.loader, self.batch_sizes = msgspec.structs.replace(main.loader, wait_ratio=ratio), main.batch_sizes
         for feed, counts, _ in new:
             self._fetches_sampled += counts[2]
             if feed.is_main:
@@ -397,7 +397,7 @@ class Accounts:
 
     def loader_with_batch(self) -> Loader | None:
         """Return the loader's settings with a batch's size, and whether it is pinned, as a copy of it has shown."""
-        seen = {"batch_bytes": self.batch_bytes, "pin_memory": self.recorder.pinned}
+        seen = {**self.batch_sizes, "pin_memory": self.recorder.pinned}
         known = {name: value for name, value in seen.items() if value is not None}
         if self.loader is None and self.recorder.pinned is None:
             return None

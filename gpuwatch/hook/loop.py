@@ -85,7 +85,7 @@ class Loop(Generic[T]):
         recorder.begin_part(DATA_WAIT, begin)
         # The settings of an evaluation's loader do not affect the training.
         accounts = session.publisher.accounts
-        self._before = accounts.loader, accounts.batch_bytes
+        self._before = accounts.loader, accounts.batch_sizes
         session.begin_pass(self, loader, self.iterator, self.training and not self._of_framework)
         recorder.end_part(recorder.clock(), more_follows=True)
         if self.training:
@@ -223,7 +223,7 @@ class Loop(Generic[T]):
         self._level, self._nested, self.training = recorder.enter(EVAL, at_ns), True, False
         accounts = self._session.publisher.accounts
         self.owner.is_open, self.owner.is_past = False, True
-        accounts.loader, accounts.batch_bytes = self._before
+        accounts.loader, accounts.batch_sizes = self._before
 
     def _abandon_step(self) -> None:
         """Discard the open step, if it is this loop's: the loader raised."""

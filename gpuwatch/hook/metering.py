@@ -115,7 +115,7 @@ class FetchEvidence:
 
     def __init__(self) -> None:
         self.loader: Loader | None = None  # the loop's own, as all that follows up to `is_main`
-        self.batch_bytes: int | None = None
+        self.batch_sizes: dict[str, int] = {}  # as in `Accounts`
         self.is_open, self.is_past = True, False  # the second: it has ended, and another pass has begun
         self.inside_ns = 0  # waits for it in steps that another loop's batches begin
         self.led_ns = 0  # waits for it in steps that its own batches begin, and in earlier passes: set by `Accounts`

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from gpuwatch.errors import NoData
 from gpuwatch.hook.batches import loader_of_a_thread, loader_settings, size_bytes
 from gpuwatch.hook.identity import Membership, asynchronous_framework
-from gpuwatch.hook.loader_health import LoaderHealth
+from gpuwatch.hook.loader_health import LoaderHealth, shared_bytes
 from gpuwatch.hook.metering import FIRST_VISITS, QUICK_FETCH_NS, SAMPLE_EVERY, SAMPLE_QUICK_EVERY
 from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.recorder import Recorder
@@ -241,7 +241,8 @@ class Session:
             self.trained_with_gradients = True
         accounts = self.publisher.accounts
         if (size := size_bytes(batch)) is not None:
-            accounts.batch_bytes = loop.owner.batch_bytes = size
+            sizes = {"batch_bytes": size, "shared_bytes": shared_bytes(batch) or 0}
+            accounts.batch_sizes = loop.owner.batch_sizes = sizes
         known = loop.owner.loader or accounts.loader
         if loop.owner.loader is not None and loop.owner.loader.num_workers is None:
             known = self._settings(loop.iterator, loop.iterator)  # a generator may have made one by now
@@ -362,7 +363,8 @@ class Session:
             self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
 
     def _print_memory(self, failure: type[BaseException] | None) -> None:
-        text = explain(failure, self.publisher.accounts.batch_bytes, self.publisher.membership.identity.rank)
+        sizes, rank = self.publisher.accounts.batch_sizes, self.publisher.membership.identity.rank
+        text = explain(failure, sizes.get("batch_bytes"), rank)
         if text and not self.quiet:
             _print(text)
 

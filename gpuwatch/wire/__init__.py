@@ -121,11 +121,17 @@ class Loader(msgspec.Struct, frozen=True):
     pin_memory: bool | None = None  # Whether batches are pinned: detected from a batch's copy, else the setting.
     persistent_workers: bool | None = None
     batch_bytes: int | None = None
+    shared_bytes: int | None = None  # Of that, tensors: workers pass these through /dev/shm, and arrays through a pipe.
     batches: int | None = None  # Batches per epoch, `len(loader)`; None of a sampler that is not torch's.
     worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=MAX_WORKERS)] = ()
     dataset: Text | None = None  # Class of its dataset, or of the loader itself.
     wait_ratio: Ratio | None = None
     """If several loaders feed a step: the share of the wait due to this one, the longest. None: there is only one."""
+
+    @property
+    def queued_bytes(self) -> int | None:
+        """What a batch takes of /dev/shm in a worker's queue; None: not known."""
+        return self.batch_bytes if self.shared_bytes is None else self.shared_bytes
 
 
 class WorkerDeath(msgspec.Struct, frozen=True):

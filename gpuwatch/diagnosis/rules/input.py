@@ -309,8 +309,8 @@ def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
     workers, fewer, freed = each * ranks, free_cores(window) or 1, ""
     if workers < thresholds.workers_per_core * host.cpu_cores:
         return None
-    if loader.batch_bytes is not None:
-        queues_bytes = (workers - fewer * ranks) * prefetch_of(loader) * loader.batch_bytes
+    if loader.queued_bytes:
+        queues_bytes = (workers - fewer * ranks) * prefetch_of(loader) * loader.queued_bytes
         freed = f"; frees up to {size(queues_bytes)} of /dev/shm"
     return found(
         "there are more loader workers than the cores can run",

@@ -48,11 +48,11 @@ def worker_killed(window: Window, thresholds: Thresholds) -> Finding | None:
 
 def _bus_error(window: Window, death: WorkerDeath) -> tuple[str, str]:
     title, queued = "a loader worker was killed by a bus error: /dev/shm was full", queues_bytes(window)
-    if not queued or window.loader.batch_bytes is None:
+    if not window.workers or (each := window.loader.queued_bytes) is None:
         return title, LARGER_SHM
     (room, used), free = _shm(window, death), death.shm_free_bytes
     full = bool(room and free is not None and free < _FULL * room)
-    queued += window.loader.batch_bytes * window.local_world_size  # and one being made
+    queued += each * window.local_world_size  # and one being made
     needed = max(queued, used or 0)
     if room and full and queued < _ROOMY * room:
         return title, (
@@ -62,12 +62,12 @@ def _bus_error(window: Window, death: WorkerDeath) -> tuple[str, str]:
         return "a loader worker was killed by a bus error although /dev/shm was not full", (
             "check memory-mapped datasets and dmesg: a mapped file was truncated, or its disk is full or failing"
         )
-    return title, larger_shm(needed, f" ({_queues(window)})")
+    return title, larger_shm(needed, f" ({_queues(window)})") if needed else LARGER_SHM
 
 
 def _queues(window: Window) -> str:
     loader = window.loader
-    return f"{loader.num_workers} workers × {prefetch_of(loader)} batches of {size(loader.batch_bytes or 0)}"
+    return f"{loader.num_workers} workers × {prefetch_of(loader)} batches of {size(loader.queued_bytes or 0)}"
 
 
 def _shm(window: Window, death: WorkerDeath) -> tuple[int | None, int | None]:

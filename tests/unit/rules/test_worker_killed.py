@@ -35,6 +35,15 @@ def test_a_bus_error_before_the_first_batch_says_that_the_size_is_not_known() ->
     assert finding is not None and "no batch arrived" in finding.advice
 
 
+def test_a_bus_error_of_workers_that_send_arrays_is_not_for_lack_of_a_batch() -> None:
+    full = WorkerDeath(4711, SIGBUS, shm_size_bytes=64 << 20, shm_free_bytes=0)
+    loader = Loader(num_workers=4, batch_bytes=6 << 20, shared_bytes=0)
+    finding = worker_killed(replace(HEALTHY, worker_deaths=(full,), loader=loader))
+    assert finding is not None and "--shm-size=128m, twice its size" in finding.advice
+    finding = worker_killed(dead(SIGBUS, host=HostFacts(), loader=loader))
+    assert finding is not None and "--shm-size=8g" in finding.advice
+
+
 def test_a_bus_error_with_a_roomy_dev_shm_is_something_else() -> None:
     finding = worker_killed(dead(SIGBUS))  # 54 MiB of 8 GiB
     assert (

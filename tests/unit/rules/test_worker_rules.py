@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.input import (
     artificial_limit,
+    input_cpu,
     input_cpu_saturated,
     input_disk,
     input_handover,
@@ -287,3 +288,15 @@ def test_workers_that_sleep_on_a_node_that_others_fill_do_not_lack_cores() -> No
     assert input_cpu_saturated(replace(full, worker_busy_ratios=(0.95,) * 4)) is not None
     assert input_cpu_saturated(replace(full, worker_busy_ratios=(0.2,) * 4)) is None
     assert input_cpu_saturated(full) is not None  # a kernel that does not tell the time in the queue
+
+
+def test_queues_of_arrays_take_no_dev_shm() -> None:
+    """Workers send numpy's arrays through a pipe: "takes up to 120 MiB of /dev/shm", and 4 workers were the most."""
+    small = HostFacts(cpu_cores=16, cpu_busy_ratio=0.2, shm_size_bytes=64 << 20, shm_used_bytes=0)
+    starved = replace(STARVED, worker_cpu_ratios=(0.95,) * 4, host=small)
+    assert input_cpu(starved) is None, "no room for more queues of tensors"
+    found = input_cpu(replace(starved, loader=replace(starved.loader, shared_bytes=0)))
+    assert found is not None and "num_workers 4 → 10" in found.advice and "/dev/shm" not in found.advice
+    loader = Loader(num_workers=16, batch_bytes=1 << 20, shared_bytes=1 << 18)
+    fewer = too_many_workers(replace(HEALTHY, host=CROWDED, loader=loader, **PUSHING))
+    assert fewer is not None and "7 MiB of /dev/shm" in fewer.advice

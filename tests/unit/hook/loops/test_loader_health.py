@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpuwatch.diagnosis.window import HostFacts
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.loader_health import LoaderHealth, OomKills, deaths, shared_bytes
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.wire import Loader, WorkerDeath
+from tests.unit.hook.fakes import Clock, fake_watch
 
 MIB = 1 << 20
 LOADER = Loader(num_workers=4, prefetch_factor=2, batch_size=32)
@@ -71,6 +74,35 @@ def test_nothing_is_said_where_it_fits_or_is_not_known(
 def test_only_torch_tensors_go_through_dev_shm() -> None:
     assert shared_bytes([Tensor(5), {"y": Tensor(7)}, Array()]) == 12
     assert shared_bytes([Array()]) is None
+
+
+class Batches:
+    """A DataLoader's settings, and 12 batches."""
+
+    num_workers, prefetch_factor, batch_size, dataset = 8, 2, 32, ()
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._batch] * 12)
+
+
+@pytest.mark.parametrize(("batch", "warned"), [(Tensor(8 * MIB), True), (Array(), False)])
+def test_arrays_that_go_through_a_pipe_fill_no_dev_shm(
+    batch: Any, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX's numpy_collate with 8 workers in a container: "/dev/shm is nearly full", critical, and nothing was in it."""
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    room = HostFacts(shm_size_bytes=64 * MIB, shm_used_bytes=0)
+    monkeypatch.setattr(watch._publisher.accounts._watcher, "facts", lambda: room)
+    try:
+        for _ in watch.steps(Batches(batch)):
+            clock.sleep_ms(100)
+        assert ("shm_exhaustion" in [finding.cause for finding in watch.report().findings]) is warned
+    finally:
+        watch.close()
 
 
 def node(directory: Path, group: int, whole: int, line: str = "0::/job") -> OomKills:
