@@ -89,22 +89,23 @@ def recent_view(run: Run, window: Window) -> api.Recent | None:
     steps = run.steps
     if not window.states_s or not steps:
         return None
-    totals = sorted(steps.step_s)
-    # Steps are kept for a minute, or up to a maximum: the rate is over their own span.
-    span_s = max((steps.end_ns[-1] - steps.end_ns[0]) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
+    totals, first = sorted(steps.step_s), int(len(steps) > 1)
+    # Steps are kept for a minute, or up to a maximum: the rate is that since the first one of several has ended.
+    span_s = (steps.end_ns[-1] - steps.end_ns[0]) / 1e9 if first else totals[0]
+    count, counted = len(steps) - first, steps.samples[first:]
     _, _, now, then = run.recent()
-    samples = sum(steps.samples) if span_s > 0 and min(steps.samples) >= 0 else None
+    samples = sum(counted) if span_s > 0 and min(counted) >= 0 else None
     tokens = None
     if now.tokens >= 0 and now.steps > then.steps:
-        tokens = (now.tokens - max(0, then.tokens)) / (now.steps - then.steps) * len(steps)
-    done = Done(span_s, len(steps), samples, tokens)
+        tokens = (now.tokens - max(0, then.tokens)) / (now.steps - then.steps) * count
+    done = Done(span_s, count, samples, tokens)
     return api.Recent(
         duration_s=window.duration_s,
         states=dict(window.states_s),
         step_s_p50=median(totals),
         step_s_p95=percentile(totals, 95),
         data_wait_s_p50=median(steps.data_wait_s),
-        steps_per_s=len(steps) / span_s if span_s > 0 else None,
+        steps_per_s=count / span_s if span_s > 0 else None,
         mfu_estimated_ratio=window.mfu_estimate,
         **msgspec.structs.asdict(throughput(done, run.hello.flops if run.hello is not None else None)),
     )

@@ -1,13 +1,19 @@
-"""Ranks of a run, compared over the time that all of them are known for."""
+"""What an agent knows of a run's last minute; its ranks, compared over the time that all of them are known for."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpuwatch import wire
+from gpuwatch.diagnosis.window import HostFacts
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.runs.window import ranks_by_run
+from gpuwatch_agent.runs.views import recent_view
+from gpuwatch_agent.runs.window import ranks_by_run, run_window
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 
@@ -45,3 +51,19 @@ def test_the_wait_for_others_is_a_mean_only_where_every_step_has_it() -> None:
     other.apply(msgspec.structs.replace(message, columns=waits), hook.at_ns, wall_s(hook.at_ns))
     [facts] = ranks_by_run([one, other]).values()
     assert (facts[0].comm_wait_s, facts[1].comm_wait_s) == (None, pytest.approx(0.005))
+
+
+@pytest.mark.parametrize("step_s", [5, 15, 30, 60])
+def test_the_rate_of_a_few_long_steps_is_that_of_all_their_time(step_s: int, tmp_path: Path) -> None:
+    """Of two steps of 30 s the time of one was counted: twice the tokens a second, and twice the MFU."""
+    hook, run = FakeHook(1000 * S), Run("run-a", 0, BOOT)
+    run.apply(hook.hello(), hook.at_ns, wall_s(hook.at_ns))
+    for _ in range(60 // step_s):
+        hook.step(0, step_s * S)
+        run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
+    run.remember(hook.at_ns)
+    window = run_window(run, HostFacts(), (), WorkerWatch(ProcessTable(tmp_path)), hook.at_ns, ())
+    recent = recent_view(run, window)
+    assert recent is not None
+    assert recent.steps_per_s == pytest.approx(1 / step_s)
+    assert recent.samples_per_s == pytest.approx(8 / step_s)
