@@ -162,7 +162,7 @@ def _handover(window: Window, workers: int) -> tuple[float, float]:
     low, high = (least + size_bytes / rate for least, rate in zip(HANDOVER_S, HANDOVER_BYTES_PER_S, strict=True))
     if workers and waits and waits[len(waits) // 10] <= high:
         low = high = waits[len(waits) // 10]
-    return (0.0 if window.steps.hidden_wait_s else low), high
+    return (0.0 if window.timeline == "device" else low), high
 
 
 def _available_cores(window: Window) -> float | None:

@@ -38,7 +38,7 @@ class StepColumns(msgspec.Struct, frozen=True):
     transfer_s: Sequence[float] = ()
     compute_s: Sequence[float] = ()
     epoch_start: Sequence[bool] = ()  # True for the first batch of an iterator
-    hidden_wait_s: Sequence[float] = ()  # part of the wait hidden behind the device's work; empty: host clock alone
+    hidden_wait_s: Sequence[float] = ()  # part of the wait hidden by the device's work; empty or 0 by the host clock
 
     def __len__(self) -> int:
         return len(self.data_wait_s)

@@ -7,10 +7,12 @@ from msgspec.structs import replace
 
 from gpuwatch.diagnosis.prediction import WORTH, free_cores, paced, plan
 from gpuwatch.diagnosis.window import HostFacts
+from gpuwatch.hook.account import _columns
+from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import STARVED, steps
 
-MIB = 1 << 20
+MIB, MS = 1 << 20, 1_000_000
 ALONE = replace(STARVED, loader=Loader(num_workers=0, batch_bytes=6 * MIB), worker_cpu_ratios=None)
 FOUR = replace(
     STARVED, loader=Loader(num_workers=4, prefetch_factor=2, batch_bytes=6 * MIB), worker_cpu_ratios=(1.0,) * 4
@@ -30,6 +32,15 @@ def test_without_limits_the_step_is_what_it_takes_itself() -> None:
     assert found.step_s == pytest.approx((0.0409, 0.0503), abs=1e-4)
     assert found.speedup == pytest.approx((100 / 50.3, 100 / 40.93), abs=0.01)
     assert found.queue_bytes == 10 * 2 * 6 * MIB
+
+
+def test_by_the_host_s_clock_a_ready_batch_costs_its_handover() -> None:
+    """docs/evidence/prediction.md: "its own time plus the time to receive a ready batch"; it was its own time alone."""
+    made = [StepRecord(100 * MS * number, data_wait_ns=60 * MS, compute_ns=40 * MS) for number in range(100)]
+    by_host = replace(FOUR, steps=_columns(made))
+    assert plan(by_host, 0.060, 0.040, on_cpu=False).step_s[0] == pytest.approx(0.0409, abs=1e-4)
+    by_device = plan(replace(by_host, timeline="device"), 0.060, 0.040, on_cpu=False)
+    assert by_device.step_s[0] == pytest.approx(0.040), "there it may be hidden"
 
 
 def test_cores_cap_what_computes_and_not_what_sleeps() -> None:
