@@ -367,7 +367,7 @@ class Accounts:
             self.step_idle = self.step_idle or StepIdle()
             _, parts = self.recorder.open_parts_ns(self.recorder.clock())
             computed_ns = self.timeline.counts.phases_ns["compute"] + parts.get(COMPUTE, 0)
-            self.step_idle.sample(computed_ns / 1e9)
+            self.step_idle.sample(computed_ns / 1e9, self.timeline.in_phases_ns / 1e9)
 
     def sample_frames(self, late_s: float = 0.0) -> None:
         """Sample where the training thread is in the user's code. Called by another one, woken up `late_s` late."""

@@ -14,6 +14,7 @@ _SAMPLES_KEPT, _WINDOW_S = 150, 300.0
 _MEMORY_EVERY = 8  # memory is read in one of so many samples
 _MIN_READINGS = 3
 _MIN_COMPUTE_S = 3.0
+_MOST_IN_PHASES = 0.1  # of phases, as a multiple of compute, between two samples that show the CPU time of steps
 
 
 class HostSample(msgspec.Struct, frozen=True):
@@ -113,13 +114,14 @@ class StepIdle:
     def __init__(self, procfs: Path = Path("/proc")) -> None:
         self._procfs = procfs
         self._last: tuple[float, dict[int, float]] | None = None
-        self._busy_s = self._compute_s = 0.0
+        self._busy_s = self._compute_s = self._phases_s = 0.0
 
-    def sample(self, compute_s: float) -> None:
-        """Take a sample. Up to now steps have computed for so long."""
+    def sample(self, compute_s: float, phases_s: float = 0.0) -> None:
+        """Take a sample. Up to now steps have computed for so long, and phases lasted, which do not count."""
         threads = proc.optional(proc.own_threads_busy_s, self._procfs)
         last, self._last = self._last, None if threads is None else (compute_s, threads)
-        if last is not None and threads is not None:
+        in_phases_s, self._phases_s = phases_s - self._phases_s, phases_s
+        if last is not None and threads is not None and in_phases_s <= _MOST_IN_PHASES * (compute_s - last[0]):
             self._busy_s += sum(max(0.0, busy - last[1].get(thread, 0.0)) for thread, busy in threads.items())
             self._compute_s += compute_s - last[0]
 

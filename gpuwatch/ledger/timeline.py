@@ -205,6 +205,12 @@ class Timeline:
         return next((name for name, *_ in reversed(self._levels) if name is not None), None)
 
     @property
+    def in_phases_ns(self) -> int:
+        """Return the time in declared phases so far, evaluations and start-up among them."""
+        booked_ns, declared_ns = self.ledger.totals_ns, [*self.counts.declared_ns.values()]
+        return sum(booked_ns[state] for state in states.PHASE_STATES) + sum(declared_ns)
+
+    @property
     def _phase_state(self) -> str | None:
         name = self.open_phase
         return None if name is None else states.phase_state(name)

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 from gpuwatch.hook.batches import loader_settings
 from gpuwatch.hook.evidence import HostWatcher, StepIdle
 from gpuwatch.host import proc as procfs
+from tests.unit.hook.fakes import Clock, fake_watch, turn
 
 
 class Node:
@@ -173,3 +174,42 @@ def test_the_cores_that_a_process_keeps_busy_a_second_of_compute(tmp_path: Path)
     busy(12, 1.5, 0.5)  # a thread that has come since
     idle.sample(6.0)
     assert idle.cores == pytest.approx(2.5) and idle.ratio is None, "two seconds of compute show how many, not how idle"
+
+
+def test_the_cpu_time_of_an_evaluation_is_not_that_of_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute of evaluation on four cores: the steps, of one thread, seemed to keep 61 cores busy."""
+    clock, used_s = Clock(), 0.0
+    watch = fake_watch(clock, monkeypatch)
+    accounts = watch._publisher.accounts
+    accounts.step_idle = idle = StepIdle(tmp_path)
+    thread = tmp_path / "self" / "task" / "11"
+    thread.mkdir(parents=True)
+
+    def use(cpu_s: float) -> None:
+        nonlocal used_s
+        used_s += cpu_s
+        (thread / "schedstat").write_text(f"{int(used_s * 1e9)} 0 7\n")
+
+    def train() -> None:
+        """Make 20 steps in two seconds, on one core."""
+        for _ in watch.steps(range(20)):
+            clock.sleep_ms(100)
+        use(2.0)
+        turn(watch)
+        accounts.sample_host()
+
+    try:
+        train()
+        train()
+        assert idle.cores == pytest.approx(1.0)
+        for phase in ("eval", "checkpoint", "rollout"):
+            with watch.phase(phase):
+                clock.sleep_ms(60_000)
+                use(240.0)
+            train()
+            train()
+            assert idle.cores == pytest.approx(1.0)
+    finally:
+        watch.close()
