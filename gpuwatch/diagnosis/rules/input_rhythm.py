@@ -21,6 +21,8 @@ def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
     count, share, prefetch = window.workers or 0, window.share(INPUT_WAIT), prefetch_of(window.loader)
     if count < 2 or share < thresholds.input_share or window.waits_hidden_in:
         return None
+    if window.mean_step.wait_s < thresholds.input_share * window.mean_step.whole_s:
+        return None  # it is the wait for first batches
     correlation = round_correlation(window, thresholds, count)
     if correlation is None or correlation < thresholds.burst_correlation:
         return None

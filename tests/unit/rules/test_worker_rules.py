@@ -135,6 +135,15 @@ def test_bursts_are_looked_for_within_a_pass_only() -> None:
     )
 
 
+def test_bursts_need_waits_in_later_steps_that_are_worth_a_change() -> None:
+    """Pauses of 3 s at each pass, and else 2 ms in every fourth step of 100 ms: "one slow step in every 4"."""
+    columns = steps(120, 0.0002, 0.100, firsts=(0, 40, 80))
+    waits = tuple(
+        3.0 if first else 0.002 if number % 4 == 0 else 0.0002 for number, first in enumerate(columns.epoch_start)
+    )
+    assert causes(window(replace(columns, data_wait_s=waits))) == ["epoch_start_pause"]
+
+
 def test_bursts_hang_under_what_makes_the_loader_slow() -> None:
     found = diagnose(replace(bursts(80, 4), worker_cpu_ratios=(0.97,) * 4))
     assert [(finding.cause, finding.root) for finding in found] == [("input_cpu", None), ("burst_every_n", "input_cpu")]
