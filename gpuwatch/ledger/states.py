@@ -14,8 +14,8 @@ from typing import Any
 STARTUP, COMPILE, INPUT_WAIT, TRANSFER = "startup", "compile", "input_wait", "transfer"
 COMPUTE, HOST_WAIT, COMM_WAIT, EVAL = "compute", "host_wait", "comm_wait", "eval"
 CHECKPOINT, OTHER, STALLED, UNKNOWN = "checkpoint", "other", "stalled", "unknown"
-_IN_STEPS = (INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT)
-RUN_STATES = (STARTUP, COMPILE, *_IN_STEPS, EVAL, CHECKPOINT, OTHER, STALLED, UNKNOWN)  # of a run's wall clock
+IN_STEPS = (INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT)
+RUN_STATES = (STARTUP, COMPILE, *IN_STEPS, EVAL, CHECKPOINT, OTHER, STALLED, UNKNOWN)  # of a run's wall clock
 
 BUSY_UNATTRIBUTED, HELD_IDLE = "busy_unattributed", "held_idle"
 WITHOUT_PROCESS = UNALLOCATED, FREE, ALLOCATED_UNUSED = ("unallocated", "free", "allocated_unused")

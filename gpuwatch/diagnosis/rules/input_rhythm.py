@@ -11,7 +11,7 @@ from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
 from gpuwatch.host.frames import SPAWNED, SPAWNS
-from gpuwatch.ledger.states import INPUT_WAIT
+from gpuwatch.ledger.states import IN_STEPS, INPUT_WAIT
 
 
 @lone("make the loader keep up, then raise prefetch_factor", stacks="workers", alert=None, runbook="GpuStarved")
@@ -82,8 +82,8 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     later = steps.later(steps.data_wait_s)
     normal, pause = median(later or [0.0]), median(firsts)
     lost = sum(max(0.0, first - normal) for first in firsts)
-    whole = sum(steps.step_s)
-    share = lost / whole if whole > 0 else 0.0
+    whole, in_steps = sum(steps.step_s), window.share(*IN_STEPS)
+    share = in_steps * lost / whole if whole > 0 else 0.0
     first = f"the first batch of a pass takes {duration(pause)}, later ones {duration(normal)} (medians)"
     severity: Severity = thresholds.severity(share)
     title, who = "every pass over the loader begins with a pause", "a worker" if window.workers else "the dataset"
@@ -106,7 +106,7 @@ def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
             if place.function in (SPAWNS, SPAWNED):
                 advice = "keep what each worker imports and unpickles small (paths instead of data; fewer imports), or start the workers by fork (multiprocessing_context)"
     else:
-        least = thresholds.first_batch_share
+        least = thresholds.first_batch_share * in_steps
         if (pause - fmean(later)) * len(firsts) >= thresholds.input_share * whole:
             least_s = 0.0  # short each, but many
         if window.workers and not loader.persistent_workers:

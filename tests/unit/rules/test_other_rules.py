@@ -50,6 +50,17 @@ def test_epoch_start_pause_does_not_advise_what_is_set_already() -> None:
     assert finding is not None and "persistent_workers=True" not in finding.advice
 
 
+def test_pauses_are_a_share_of_all_time_not_only_of_the_steps() -> None:
+    """Half of the run evaluates: 60% of the step time was told as "the pauses take 60% of the time"."""
+    run = paused(1.2)
+    whole = sum(run.steps.step_s)
+    finding = epoch_start_pause(replace(run, states_s=states(run.steps, eval=whole), duration_s=2 * whole))
+    assert finding is not None
+    assert finding.ratio == pytest.approx(3 * 1.199 / (2 * whole))
+    assert finding.predicted_speedup == pytest.approx(1 / (1 - finding.ratio), abs=0.01)
+    assert "take 30% of the time" in finding.evidence[-1].text
+
+
 def test_epoch_start_pause_is_quiet_for_short_first_batches() -> None:
     assert epoch_start_pause(paused(0.005)) is None
     one = steps(20, 0.001, 0.040, firsts=(0,))
