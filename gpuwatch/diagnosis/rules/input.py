@@ -256,7 +256,9 @@ def input_cpu(window: Window, thresholds: Thresholds) -> Finding | None:
     plan = wait.plan(on_cpu=True)
     if plan.workers <= window.workers:
         return None  # there are cores, but no room for their queues: /dev/shm has its own cause
-    idle, mean = round((1 - host.cpu_busy_ratio) * (host.cpu_cores or 0)), sum(ratios) / len(ratios)
+    mean, own = sum(ratios) / len(ratios), host.cpu_cores or 0
+    # The node may have idle cores that a job with a quota cannot use.
+    idle = max(0, round(min((1 - host.cpu_busy_ratio) * own, own - sum(ratios) * window.local_world_size)))
     text = f"{busy} of {len(ratios)} loader workers are busy on the CPU ({mean:.0%} of a core on average)"
     return wait.finding(
         "too few loader workers for the CPU time that a batch takes",

@@ -152,6 +152,14 @@ def test_busy_workers_and_idle_cores_want_more_workers() -> None:
     assert finding.evidence[2].value == 8
 
 
+def test_cores_that_the_workers_keep_busy_are_not_idle() -> None:
+    """A container with `cpu: 4` on a node that is 6% busy: "about 4 of 4 cores are idle", with 3 workers at 100%."""
+    quota = HostFacts(cpu_cores=4, cpu_busy_ratio=0.06)
+    loader = Loader(num_workers=3, prefetch_factor=2, batch_bytes=6 << 20)
+    finding = input_cpu(replace(STARVED, loader=loader, worker_cpu_ratios=(1.0,) * 3, host=quota))
+    assert finding is not None and finding.evidence[2].text == "about 1 of 4 cores are idle"
+
+
 def test_busy_workers_are_quiet_on_a_healthy_loop_and_when_they_sleep() -> None:
     assert input_cpu(replace(HEALTHY, worker_cpu_ratios=BUSY)) is None
     assert input_cpu(STARVED) is None
