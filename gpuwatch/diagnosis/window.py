@@ -127,6 +127,7 @@ class GpuFacts(msgspec.Struct, frozen=True):
     memory_trend: MemoryTrend | None = None
     mfu_ratio: float | None = None  # by the tensor cores' activity and their clock while the run made steps
     peak_flops: float | None = None  # dense, in 16-bit formats
+    minute_ratio: float | None = None  # its utilisation over the run's states; None: `utilization_ratio` is
 
 
 class RankFacts(msgspec.Struct, frozen=True):
@@ -278,8 +279,9 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def utilization(self) -> float | None:
-        """The lowest utilisation of the run's GPUs, as the driver reports it; None where it reports none."""
-        return min((gpu.utilization_ratio for gpu in self.gpus if gpu.utilization_ratio is not None), default=None)
+        """The lowest utilisation of the run's GPUs over the window, by the driver; None where it reports none."""
+        of_gpus = (gpu.utilization_ratio if gpu.minute_ratio is None else gpu.minute_ratio for gpu in self.gpus)
+        return min((ratio for ratio in of_gpus if ratio is not None), default=None)
 
     @property
     def mfu_estimate(self) -> float | None:

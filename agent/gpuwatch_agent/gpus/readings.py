@@ -162,6 +162,7 @@ class _Trend:
     powers: deque[float] = field(default_factory=lambda: deque(maxlen=_POWERS))
     memories: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MEMORIES))
     tensor_hertz: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _LEAST_POWERS))
+    used: deque[float | None] = field(default_factory=lambda: deque(maxlen=60))  # utilisation, a minute of it
 
 
 class GpuTrends:
@@ -187,6 +188,8 @@ class GpuTrends:
             memory, power, tensor, clock, utilization = found
             last_ns = run.steps.last_end_ns
             stepping = last_ns is not None and now_ns - last_ns < _STEPPING_NS
+            if last_ns is not None:  # no share counts the start-up before
+                trend.used.append(utilization)
             if stepping and power is not None:
                 trend.powers.append(power)
             # A GPU that is split by MIG has no utilisation, and its tensor cores are those of all its instances.
@@ -200,6 +203,11 @@ class GpuTrends:
         """Return the median power while the run made steps; None with less than half a minute of it."""
         trend = self._trends.get(uuid)
         return median(trend.powers) if trend is not None and len(trend.powers) >= _LEAST_POWERS else None
+
+    def utilization(self, uuid: str) -> float | None:
+        """Return the mean over the last minute in which a run has held it; None: not measured."""
+        used = [each for each in (self._trends[uuid].used if uuid in self._trends else ()) if each is not None]
+        return fmean(used) if used else None
 
     def mfu(self, uuid: str, peak: Peak | None) -> float | None:
         """Return the MFU over the last minute of steps; None with less than half of that, or without a peak."""
@@ -224,7 +232,7 @@ class GpuTrends:
 
 
 def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: GpuTrends) -> GpuFacts:
-    """Return one GPU as it was over the last quarter of a minute."""
+    """Return one GPU as it was over the last quarter of a minute, and what is longer known of it."""
     total = node.latest("gpuwatch_gpu_memory_total_bytes", account.gpu, account.uuid)
     memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
     ledger = account.run.ledger if account.run is not None else None
@@ -238,6 +246,7 @@ def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: Gpu
         idle_s=None if account.idle_since_ns is None else (now_ns - account.idle_since_ns) / 1e9,
         throttled=node.throttled(account.gpu, account.uuid),
         power_watts=node.mean("gpuwatch_gpu_power_watts", account.gpu, account.uuid),
+        minute_ratio=trends.utilization(account.uuid),
         power_usual_watts=trends.median_watts(account.uuid),
         memory_trend=trends.memory(account.uuid, None if total is None else int(total)),
         mfu_ratio=trends.mfu(account.uuid, peak),

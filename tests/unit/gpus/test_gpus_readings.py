@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from msgspec.structs import replace
 
 from gpuwatch import wire
-from gpuwatch.diagnosis.window import MemoryTrend
+from gpuwatch.diagnosis.rules.device import host_bound
+from gpuwatch.diagnosis.window import HostFacts, MemoryTrend
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, dense_peak, gpu_facts
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.timeline import read_columns
-from gpuwatch_agent.runs.window import RecentSamples
+from gpuwatch_agent.runs.window import RecentSamples, run_window
+from tests.unit.agent.hooks import BOOT, MS, FakeHook, wall_s
 
 S = 1_000_000_000
 
@@ -118,3 +125,33 @@ def test_a_gpu_that_no_run_holds_has_no_trend() -> None:
     for second in range(0, 600, 60):
         sample(trends, held(None), second * S, power_watts=400.0, memory_used_bytes=second)
     assert trends.memory("GPU-a", 2000) is None and trends.median_watts("GPU-a") is None
+
+
+def test_a_gpu_that_idles_while_a_checkpoint_is_written_does_not_idle_in_compute(tmp_path: Path) -> None:
+    """A GPU 95% busy in its steps, and a checkpoint of 16 s: "idled between kernels for at least 100% of compute".
+
+    The states are those of a minute, the driver's utilisation was that of its last quarter.
+    """
+    hook, run, node, trends = FakeHook(1000 * S), Run("run-a", 0, BOOT), RecentSamples(), GpuTrends()
+    account = held(run)
+    run.apply(replace(hook.hello(), timeline="device", device="cuda"), hook.at_ns, wall_s(hook.at_ns))
+    for second in range(76):
+        state = "startup" if second < 15 else "compute" if second < 60 else "checkpoint"
+        for _ in range(10):
+            if state == "compute":
+                hook.step(0, 100 * MS)
+            else:
+                hook.spend(state, 100 * MS)
+        message = hook.message()
+        measured = replace(message.totals, device_steps=hook.steps, kept_up_steps=hook.steps)
+        run.apply(replace(message, totals=measured), hook.at_ns, wall_s(hook.at_ns))
+        run.remember(hook.at_ns)
+        used = Sample("gpuwatch_gpu_utilization_ratio", 0.95 if state == "compute" else 0.0, ("0", "GPU-a"))
+        node.remember([used], hook.at_ns)
+        trends.sample([account], node, hook.at_ns)
+        if second in (40, 75):  # of which the first 15 were start-up, which no share counts
+            facts = gpu_facts(account, node, hook.at_ns, trends)
+            window = run_window(run, HostFacts(), (facts,), WorkerWatch(ProcessTable(tmp_path)), hook.at_ns, ())
+            assert window.share("compute") == pytest.approx(1.0 if second == 40 else 44 / 60, abs=0.02)
+            assert host_bound(window) is None
+    assert facts.utilization_ratio == 0.0, "of a run that hangs the last seconds count"
