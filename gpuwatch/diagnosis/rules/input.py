@@ -331,7 +331,8 @@ def input_disk(window: Window, thresholds: Thresholds) -> Finding | None:
     if wait is None or not blocked or not window.workers:
         return None
     read = "" if host.disk_read_bytes_per_s is None else f" and {size(host.disk_read_bytes_per_s)}/s were read"
-    more, gain = wait.more_workers("the disk is not fully busy:")
+    reason = "if the disk is not fully busy," if host.disk_busy_ratio is None else "the disk is not fully busy:"
+    more, gain = wait.more_workers(reason)
     if (host.disk_busy_ratio or 0.0) >= thresholds.disk_busy:
         more, gain = "", None
     return wait.finding(

@@ -52,6 +52,13 @@ def test_a_disk_with_time_left_can_take_more_requests_at_a_time() -> None:
     assert finding.predicted_range == (1.0, 2.44)  # it is not known what the disk can give
 
 
+def test_a_disk_that_was_not_measured_is_not_called_idle() -> None:
+    """A node without disks of its own (its files come over NFS) has no figures of them."""
+    finding = input_disk(at("disk"))
+    assert finding is not None
+    assert "; if the disk is not fully busy, num_workers 4 → 10" in finding.advice
+
+
 def test_the_disk_is_quiet_when_workers_are_elsewhere_and_abstains_when_they_were_not_looked_at() -> None:
     assert input_disk(at("disk", 0.2)) is None
     assert input_disk(at("disk", base=HEALTHY)) is None
