@@ -115,7 +115,8 @@ def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
         title = f"the training process is gone, and the OOM killer was active {where}"
     less = f"{fewer_workers(window)}, prefetch_factor=1 or smaller batches"
     # A sample from long before the limit was reached does not show what has grown since.
-    if used is not None and own is not None and used >= _MOST * (limit or 0) and own >= _MOST * used:
+    has_most = used is not None and own is not None and used >= _MOST * (limit or 0) and own >= _MOST * used
+    if has_most or window.workers == 0:
         less = "reduce the memory of the training process (dataset caches, accumulated results), or use smaller batches"
     text = f"the OOM killer killed {_processes(oom.kills)} {where} since the run's last message (oom_kill)"
     share = f", {percent(used / limit)} of the limit" if used is not None and limit else ""

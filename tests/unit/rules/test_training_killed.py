@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuwatch.diagnosis.rules.killed import training_killed
 from gpuwatch.diagnosis.window import MemoryKills, Window
-from gpuwatch.wire import WorkerDeath
+from gpuwatch.wire import Loader, WorkerDeath
 from tests.unit.rules.windows import HEALTHY
 
 GIB = 1 << 30
@@ -49,6 +49,13 @@ def test_where_what_grew_was_not_seen_both_may_be_it() -> None:
     assert finding is not None and finding.advice.startswith(
         "num_workers 4 → 2, prefetch_factor=1 or smaller batches; or"
     )
+
+
+def test_a_run_without_workers_is_not_to_use_fewer() -> None:
+    """Eight ranks in one container, each an eighth of its memory."""
+    finding = training_killed(lost(KILLED, loader=Loader(num_workers=0), world_size=8))
+    assert finding is not None
+    assert "fewer workers" not in finding.advice and "prefetch_factor" not in finding.advice
 
 
 @pytest.mark.parametrize(
