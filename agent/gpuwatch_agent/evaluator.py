@@ -112,9 +112,10 @@ class Evaluator:
                 self._evaluate(run, self._is_due(run, number, now_s), held, now_ns, now_s)
         if all_due:
             facts = ((gpu_facts(each, self._node, now_ns, GpuTrends()), each) for each in accounts)
-            gpus = tuple(replace(each, owner=owner_text(account, self._table)) for each, account in facts)
-            found = diagnose(Window(duration_s=float(KEPT), gpus=gpus), self._thresholds) if accounts else []
-            self.findings.update("", 0, [finding for finding in found if finding.gpu is not None], now_ns, now_s)
+            gpus = (replace(each, owner=owner_text(account, self._table)) for each, account in facts)
+            of_each = (diagnose(Window(duration_s=float(KEPT), gpus=(gpu,)), self._thresholds) for gpu in gpus)
+            found = [finding for each in of_each for finding in each if finding.gpu is not None]
+            self.findings.update("", 0, found, now_ns, now_s)
 
     def _evaluate(self, run: Run, due: bool, held: Sequence[GpuAccount], now_ns: int, now_s: float) -> None:
         """Renew a run's view, and if it is due its findings."""

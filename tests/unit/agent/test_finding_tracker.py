@@ -8,10 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch import wire
+from gpuwatch.config import Config
 from gpuwatch.diagnosis.finding import Evidence, Finding
-from gpuwatch_agent.evaluator import FindingTracker
+from gpuwatch_agent.evaluator import Evaluator, FindingTracker
 from gpuwatch_agent.exporter import finding_samples
-from gpuwatch_agent.runs import Run
+from gpuwatch_agent.gpus import GpuAccount
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.workers import WorkerWatch
+from gpuwatch_agent.runs import Run, RunRegistry
+from gpuwatch_agent.runs.window import RecentSamples
 from tests.unit.agent.hooks import BOOT, FakeHook, S, wall_s
 from tests.unit.agent.whole_agent import WholeAgent
 
@@ -166,3 +171,15 @@ def test_why_a_run_ended_is_one_finding_over_a_restart_of_the_agent(
     (found,) = again.history.reader.findings("run-a")
     again.close()
     assert (found.cause, found.since_s) == ("worker_killed", pytest.approx(wall_s(hook.at_ns), abs=0.01))
+
+
+def test_each_gpu_that_is_held_idle_is_found(tmp_path: Path) -> None:
+    """A notebook with four GPUs: one finding, one notification, and the cost of one."""
+    evaluator = Evaluator(RecentSamples(), WorkerWatch(ProcessTable(tmp_path)), Config())
+    accounts = [GpuAccount(str(number), f"GPU-{number}", 0) for number in range(4)]
+    for account in accounts:
+        account.idle_since_ns = S
+    for second in range(1000, 1012):
+        evaluator.evaluate(RunRegistry(BOOT), accounts, second * S, wall_s(second * S))
+    found = {(each.finding.cause, each.finding.gpu) for each in evaluator.findings.active("", 0)}
+    assert found == {("held_idle", account.uuid) for account in accounts}
