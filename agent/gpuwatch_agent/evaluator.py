@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuwatch import api
 from gpuwatch.config import Config
 from gpuwatch.diagnosis.finding import Finding
-from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.report import give_verdict, is_short
 from gpuwatch.diagnosis.rules import diagnose, in_order, is_explained, why_it_ended
 from gpuwatch.diagnosis.window import HostFacts, RankFacts, Window
 from gpuwatch.ledger.events import PHASE
@@ -127,7 +127,9 @@ class Evaluator:
             mfu_ratio = None if recent is None else recent.mfu_ratio
             window = replace(window, mfu_ratio=mfu_ratio, may_wait_for_phase=run.run in self._in_phase)
             if run.status == RUNNING:
-                self.findings.update(*run.key, diagnose(window, self._thresholds), now_ns, now_s)
+                short = is_short(run.counts.steps, sum(run.counts.phases_ns.values()) / 1e9, self._thresholds)
+                found = diagnose(replace(window, is_short=short), self._thresholds)
+                self.findings.update(*run.key, found, now_ns, now_s)
             found = [entry.finding for entry in self.findings.active(*run.key)]
             verdict = give_verdict(window, found, self._thresholds) if window.states_s else None
             if run.status != RUNNING:

@@ -147,8 +147,6 @@ def make_report(
     """Return the report of a window that covers a whole run. `facts`: the fields of it that do not follow from that."""
     window = msgspec.structs.replace(window, is_short=is_short(done.steps, done.seconds, thresholds))
     findings = diagnose(window, thresholds)
-    if window.is_short:
-        findings = [msgspec.structs.replace(each, predicted_speedup=None, predicted_range=None) for each in findings]
     if _headline(window, thresholds):
         findings.sort(key=lambda each: each.cause != "epoch_start_pause")
     priced = window.device in ("cuda", "jax:cuda")

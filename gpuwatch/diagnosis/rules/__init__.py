@@ -34,9 +34,11 @@ F = TypeVar("F", bound=Finding)
 def diagnose(window: Window, thresholds: Thresholds = THRESHOLDS) -> list[Finding]:
     """Return what is wrong (or right) in this window: roots first, the most severe first, then by the share at stake.
 
-    A consequence follows its root and names it.
+    A consequence follows its root and names it. Nothing is predicted for a short run.
     """
     findings = [found for rule in RULES if (found := rule(window, thresholds)) is not None]
+    if window.is_short:
+        findings = [msgspec.structs.replace(each, predicted_speedup=None, predicted_range=None) for each in findings]
     causes = {finding.cause for finding in findings}
     return in_order([finding for finding in findings if not is_explained(finding, causes)])
 

@@ -17,7 +17,7 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run, RunRegistry
 from gpuwatch_agent.runs.window import RecentSamples
-from tests.unit.agent.hooks import BOOT, FakeHook, S, wall_s
+from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 from tests.unit.agent.whole_agent import WholeAgent
 
 FINDING = Finding(
@@ -183,3 +183,21 @@ def test_each_gpu_that_is_held_idle_is_found(tmp_path: Path) -> None:
         evaluator.evaluate(RunRegistry(BOOT), accounts, second * S, wall_s(second * S))
     found = {(each.finding.cause, each.finding.gpu) for each in evaluator.findings.active("", 0)}
     assert found == {("held_idle", account.uuid) for account in accounts}
+
+
+def test_nothing_is_predicted_of_a_short_run(tmp_path: Path) -> None:
+    """By the terminal nothing is predicted below 30 steps or 5 s of them, on Live a gain was after 6 steps."""
+    evaluator = Evaluator(RecentSamples(), WorkerWatch(ProcessTable(tmp_path)), Config())
+    runs, hook = RunRegistry(BOOT), FakeHook(1000 * S)
+    gains: dict[int, tuple[str, bool]] = {}
+    runs.apply(hook.hello(), hook.at_ns, wall_s(hook.at_ns))
+    for made in range(1, 41):
+        run = runs.apply(hook.step(600 * MS, 400 * MS).message(), hook.at_ns, wall_s(hook.at_ns))
+        assert run is not None
+        run.remember(hook.at_ns)
+        evaluator.evaluate(runs, [], hook.at_ns, wall_s(hook.at_ns))
+        found = {each.finding.cause: each.finding for each in evaluator.findings.active("run-a", 0)}
+        if (finding := found.get("input_single_process")) is not None:
+            gains[made] = (finding.gain, "expect a step of" in finding.advice)
+    assert gains[29] == ("", False)
+    assert gains[40][0].endswith("×") and gains[40][1]
