@@ -90,8 +90,7 @@ class Sampler(Background):
                 )
             else:
                 kept = self._history.reader.gpus()
-                listed = self._gpus.restore(kept, self._boot_id, now_ns, self._lost_memory_s, now_s)
-                self._gpu_collector.expect(listed)
+                self._gpu_collector.expect(self._gpus.restore(kept, self._boot_id, now_ns, self._lost_memory_s))
         except sqlite3.Error as error:  # on a full disk
             logger.warning("the previous agent's state cannot be read (%s): counters start from hooks' totals", error)
         super().start()
@@ -270,7 +269,7 @@ class Sampler(Background):
             time_s=now_s,
             samples=samples,
             runs=records,
-            gpus=[account.record(self._boot_id, self._offset_ns) for account in self._gpus.accounts.values()],
+            gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
             steps=steps,
             findings=[
                 (*key, int(e.since_s * 1000), int(e.seen_s * 1000), msgspec.json.encode(finding_view(e)).decode())

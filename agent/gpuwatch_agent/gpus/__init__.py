@@ -51,7 +51,6 @@ class GpuRecord(msgspec.Struct):
     shared_s: dict[Account, float] = msgspec.field(default_factory=dict)
     size_ratio: float = 1.0
     listed_ns: int = 0  # when the driver last listed it
-    listed_s: float = 0.0  # the same in Unix time, for the next boot
 
 
 @dataclass(frozen=True)
@@ -316,12 +315,11 @@ class GpuAccount:
             return st.UNALLOCATED if given is None else st.ALLOCATED_UNUSED if given else st.FREE
         return st.HELD_IDLE if reading.pids and reading.utilization_ratio is not None else st.UNKNOWN
 
-    def record(self, boot_id: str, wall_offset_ns: int = 0) -> GpuRecord:
+    def record(self, boot_id: str) -> GpuRecord:
         """Return what is kept over a restart of the agent."""
         names = ("uuid", "gpu", "shared_s", "size_ratio", "listed_ns")
         same = {name: getattr(self, name) for name in names}
         ledger, owners, energy = self.ledger.kept(), self.following.records(), self.ledger.energy
-        same["listed_s"] = (self.listed_ns + wall_offset_ns) / 1e9
         return GpuRecord(boot_id=boot_id, ledger=ledger, owners=owners, free=self._free, energy=energy, **same)
 
     @classmethod
@@ -376,14 +374,11 @@ class GpuLedgers:
             except Exception as error:
                 self.failed += [(run, error) for run in runs.values()]
 
-    def restore(
-        self, records: Sequence[GpuRecord], boot_id: str, now_ns: int, memory_s: float = 0.0, now_s: float = 0.0
-    ) -> int:
-        """Load ledgers that an agent of this boot kept; return how many GPUs were listed lately, in any boot."""
+    def restore(self, records: Sequence[GpuRecord], boot_id: str, now_ns: int, memory_s: float = 0.0) -> int:
+        """Load ledgers that an agent of this boot kept; return how many GPUs were listed lately and are expected."""
         for record in records:
             if record.boot_id == boot_id:
                 self.accounts[record.uuid] = GpuAccount.restore(record, now_ns, self._idle_utilization)
-        self._most = sum(":" not in account.gpu for account in self.accounts.values())
-        whole = [each for each in records if ":" not in each.gpu]
-        ages_s = ((now_ns - r.listed_ns) / 1e9 if r.boot_id == boot_id else now_s - r.listed_s for r in whole)
-        return sum(0 <= age_s <= memory_s for age_s in ages_s)
+        listed_ns = [account.listed_ns for account in self.accounts.values() if ":" not in account.gpu]
+        self._most = len(listed_ns)
+        return sum(now_ns - each <= memory_s * 1e9 for each in listed_ns)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwatch_agent.deadline import Background
-from gpuwatch_agent.gpus import GpuAccount, GpuLedgers, GpuReading, GpuRecord
+from gpuwatch_agent.gpus import GpuLedgers, GpuReading, GpuRecord
 from gpuwatch_agent.processes.owners import Owner
 from gpuwatch_agent.runs import Run
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
-from tests.unit.agent.whole_agent import WholeAgent
 
 UUID = "GPU-1"
 
@@ -338,25 +334,6 @@ def test_gpus_listed_lately_are_expected_by_the_next_agent() -> None:
     again.restore(kept, BOOT, node.now_ns)
     after = [account.record(BOOT) for account in again.accounts.values()]
     assert GpuLedgers().restore(after, BOOT, node.now_ns, 99) == 1, "a restart does not list it"
-
-
-@pytest.mark.parametrize(("boot", "away_s", "expected"), [(BOOT, 600, 1), ("boot-b", 600, 1), ("boot-b", 5000, 0)])
-def test_gpus_listed_within_the_hour_are_expected_over_a_reboot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boot: str, away_s: int, expected: int
-) -> None:
-    """Else GpuLost would end as if the GPU were back."""
-    agent = WholeAgent(tmp_path, monkeypatch, 1000 * S)
-    gpus = agent.sampler._gpus
-    gpus.accounts[UUID], gpus._most = GpuAccount("0", UUID, 1000 * S), 1  # listed until now
-    agent.tick(1001 * S)
-    agent.close()
-    monkeypatch.setattr("tests.unit.agent.whole_agent.BOOT", boot)
-    monkeypatch.setattr(Background, "start", lambda self: None)
-    again = WholeAgent(tmp_path, monkeypatch, (1000 + away_s) * S)
-    again.sampler.start()
-    found = again.sampler._gpu_collector._expected
-    again.close()
-    assert found == expected
 
 
 def test_restarted_agent_leaves_its_absence_to_the_run() -> None:
