@@ -69,11 +69,7 @@ class WatchedLoader(LoaderAround, Generic[T]):
         begun = self._gpuwatch_begun
         if begun is None:
             begun = vars(self)["_gpuwatch_begun"] = iter(self)
-        try:
-            return next(begun)
-        except StopIteration:
-            vars(self)["_gpuwatch_begun"] = None  # it may be reset, and go on
-            raise
+        return next(begun)
 
     def __bool__(self) -> bool:
         return bool(self._gpuwatch_loader)

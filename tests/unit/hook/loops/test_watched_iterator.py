@@ -15,7 +15,7 @@ import pytest
 from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger.events import FAST_STEP
-from tests.unit.hook.fakes import Clock, fake_watch, states_ms
+from tests.unit.hook.fakes import Clock, fake_watch
 
 
 class Batch:
@@ -304,35 +304,6 @@ def test_what_is_sent_to_a_generator_is_its_and_the_batch_it_yields_a_step_s(wat
     report = watch.report()
     assert report.steps == 41
     assert report.states == {"input_wait": pytest.approx(0.246), "compute": pytest.approx(0.164)}
-
-
-def test_passes_by_next_over_an_iterator_that_is_reset_are_all_measured(watch: Watch) -> None:
-    """As DALI's are: from the second pass on no step was counted."""
-    clock: Any = watch._recorder.clock
-
-    class Resets:
-        left = 0
-
-        def reset(self) -> None:
-            self.left = 3
-
-        def __iter__(self) -> Resets:
-            return self
-
-        def __next__(self) -> int:
-            if not self.left:
-                raise StopIteration
-            self.left -= 1
-            clock.sleep_ms(3)
-            return self.left
-
-    stream: Any = watch.steps(Resets())
-    for _ in range(3):
-        stream.reset()
-        while next(stream, None) is not None:
-            clock.sleep_ms(7)
-    assert watch.report().steps == 9
-    assert states_ms(watch) == {"input_wait": 27, "compute": 63}
 
 
 def test_another_send_is_the_iterator_s_own_and_a_generator_that_has_not_begun_takes_none(watch: Watch) -> None:
