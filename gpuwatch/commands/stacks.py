@@ -33,7 +33,7 @@ def stacks(
     The training continues and needs no extra package. Without py-spy the training process samples itself, but not its
     loader workers.
 
-    Exit codes: 0 done, 1 a process cannot be read (the message says what to do), 2 wrong usage, or no such run.
+    Exit codes: 0 done, 1 no process can be read (the message says what to do), 2 wrong usage, or no such run.
     """
     targets = targets_of(agent, pid, run, rank, output / "gpuwatch-stacks-{}.speedscope.json")
     found = take(targets, seconds, rate)

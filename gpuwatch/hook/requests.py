@@ -98,6 +98,17 @@ class Requests:
         elif asked:
             self._refuse("the run has ended, before its next step")
 
+    def end_run(self, in_training_thread: bool) -> None:
+        """The run ends: who has asked for a trace gets it, or why there is none."""
+        try:
+            if in_training_thread or self._profiler is None:  # a profiler is ended by the thread that began it
+                self.end_trace(at_end=True)
+            else:
+                self._steps_left = 0
+                self._refuse("the run was ended by another thread")
+        except Exception as error:
+            self._refuse(f"torch's profiler failed: {error!r}")
+
     def _give_way(self, begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """End the trace, as the program's own profile begins: torch can take only one at a time."""
         try:

@@ -235,8 +235,9 @@ class Watch:
         return next(newest_first, self) is not self
 
     def _answer_requests(self) -> None:
-        """Answer what this process is asked, unless a Watch that was opened later runs: that one has the steps."""
-        if next((each for each in reversed(open_watches) if each._publisher.is_running), self) is self:
+        """Answer what this process is asked, unless another Watch has made progress since: that one has the steps."""
+        running = [each for each in reversed(open_watches) if each._publisher.is_running]
+        if max(running, key=lambda each: each._publisher.accounts.timeline.last_progress_ns, default=self) is self:
             self.session.requests.check()
 
     def _at_exit(self) -> None:

@@ -65,12 +65,22 @@ def check_readable(pid: int, procfs: Path = Path("/proc")) -> None:
         raise GpuwatchError(f"the memory of pid {pid} may not be read ({error.strerror}); {_REMEDY}") from error
 
 
+def _unreadable(pid: int) -> GpuwatchError | None:
+    try:
+        return check_readable(pid)
+    except GpuwatchError as error:
+        return error
+
+
 def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
     """Sample all targets at once for this long. Raises: GpuwatchError where none of them can be read."""
     try:
         program: Path | None = find_py_spy()
     except MissingExtra:
         program = None  # each process samples itself
+    unreadable = {each.pid: why for each in targets if program is not None and (why := _unreadable(each.pid))}
+    if len(unreadable) == len(targets):  # before earlier graphs are replaced
+        raise unreadable[targets[0].pid]
     for target in targets:
         place = target.flame_graph
         with usable(str(place), "choose a folder that you may write to"):
@@ -79,13 +89,14 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
 
     def record(target: Target) -> str | GpuwatchError:
         """Return py-spy's error output, or why it was not asked; one that does not end is killed."""
-        try:
-            if program is None:
+        if program is None:
+            try:
                 target.flame_graph.write_bytes(ask(target.pid, seconds=seconds, rate_hz=rate_hz))
-                return ""
-            check_readable(target.pid)
-        except GpuwatchError as error:
-            return error
+            except GpuwatchError as error:
+                return error
+            return ""
+        if target.pid in unreadable:
+            return unreadable[target.pid]
         # --nonblocking: the training is not stopped. --idle: waiting threads are of interest too.
         command = [
             str(program), "record", "--pid", str(target.pid), "--subprocesses", "--threads", "--idle", "--nonblocking",

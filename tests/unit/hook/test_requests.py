@@ -66,3 +66,39 @@ def test_a_watch_that_was_left_open_takes_no_request_from_the_one_that_steps(
             each._publisher._thread = None
             each.session.requests._steps_left = 0
             each.close()
+
+
+def test_a_run_that_ends_without_any_step_refuses_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's cell whose data could not be loaded: the request had been taken, and no thread had trained."""
+    watch = fake_watch(Clock(), monkeypatch, trace=True)
+    watch.session.requests._files = str(tmp_path / "7")
+    (tmp_path / "7.request").write_bytes(msgspec.json.encode(Request(7, steps=5)))
+    watch._publisher.on_tick()
+    assert not (tmp_path / "7.request").exists()
+    watch.close()
+    assert "ended" in error_in(tmp_path / "7.answer")
+
+
+def test_of_two_watches_the_one_that_trains_answers_though_the_other_was_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    earlier, later = watches = [fake_watch(clock, monkeypatch, trace=True) for _ in range(2)]
+    try:
+        for each in watches:
+            each.session.requests._files = str(tmp_path / "7")
+        for _ in earlier.steps(range(3)):
+            clock.sleep_ms(10)
+        earlier.report()
+        for each in watches:
+            each._publisher._thread = threading.current_thread()  # as if it ran
+        (tmp_path / "7.request").write_bytes(msgspec.json.encode(Request(7, steps=2)))
+        later._publisher.on_tick()
+        assert not later.session.requests._steps_left
+        earlier._publisher.on_tick()
+        assert earlier.session.requests._steps_left == 2
+    finally:
+        for each in watches:
+            each._publisher._thread = None
+            each.session.requests._steps_left = 0
+            each.close()
