@@ -241,7 +241,9 @@ class Session:
             self.trained_with_gradients = True
         accounts = self.publisher.accounts
         if (size := size_bytes(batch)) is not None:
-            sizes = {"batch_bytes": size, "shared_bytes": shared_bytes(batch) or 0}
+            sizes, shared = {"batch_bytes": size}, shared_bytes(batch)
+            if shared or hasattr(loop.iterator, "_dataset_kind"):  # else a wrapper may have made arrays of tensors
+                sizes["shared_bytes"] = shared or 0
             accounts.batch_sizes = loop.owner.batch_sizes = sizes
         known = loop.owner.loader or accounts.loader
         if loop.owner.loader is not None and loop.owner.loader.num_workers is None:
@@ -352,8 +354,7 @@ class Session:
                 self.recorder.end_step(now)
         finally:  # whatever a signal handler raises
             in_training_thread = owner == get_ident()
-            if in_training_thread:
-                self.guard(lambda: self.requests.end_trace(at_end=True))
+            self.guard(lambda: self.requests.end_run(in_training_thread))
             self.guard(lambda: self.torch_hooks.remove_all(in_training_thread))
             self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
             self.publisher.close(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,24 +82,41 @@ class Batches:
 
     num_workers, prefetch_factor, batch_size, dataset = 8, 2, 32, ()
 
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
+    def __init__(self, batch: Any, kind: type[Any]) -> None:
+        self._batch, self._kind = batch, kind
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self._batch] * 12)
+        iterator: Iterator[Any] = self._kind([self._batch] * 12)
+        return iterator
 
 
-@pytest.mark.parametrize(("batch", "warned"), [(Tensor(8 * MIB), True), (Array(), False)])
+class Own(deque[Any]):
+    """A DataLoader's own iterator: nothing changes its batches on their way."""
+
+    _dataset_kind = 0
+
+    def __next__(self) -> Any:
+        if not self:
+            raise StopIteration
+        return self.popleft()
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind", "warned"), [(Tensor(8 * MIB), Own, True), (Array(), Own, False), (Array(), iter, True)]
+)
 def test_arrays_that_go_through_a_pipe_fill_no_dev_shm(
-    batch: Any, warned: bool, monkeypatch: pytest.MonkeyPatch
+    batch: Any, kind: type[Any], warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JAX's numpy_collate with 8 workers in a container: "/dev/shm is nearly full", critical, and nothing was in it."""
+    """JAX's numpy_collate with 8 workers in a container: "/dev/shm is nearly full", critical, and nothing was in it.
+
+    What makes arrays of a DataLoader's batches may have got tensors.
+    """
     clock = Clock()
     watch = fake_watch(clock, monkeypatch)
     room = HostFacts(shm_size_bytes=64 * MIB, shm_used_bytes=0)
     monkeypatch.setattr(watch._publisher.accounts._watcher, "facts", lambda: room)
     try:
-        for _ in watch.steps(Batches(batch)):
+        for _ in watch.steps(Batches(batch, kind)):
             clock.sleep_ms(100)
         assert ("shm_exhaustion" in [finding.cause for finding in watch.report().findings]) is warned
     finally:
