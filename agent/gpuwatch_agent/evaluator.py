@@ -42,8 +42,10 @@ class FindingTracker:
             if now_ns - entry.since_ns >= BEGIN_AFTER_NS:
                 entry.active = True
                 self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
-            if now_ns - entry.since_ns >= _SETTLED_AFTER_NS:
-                entry.brief = entry.brief or finding.brief(rank)
+            if now_ns - entry.since_ns >= _SETTLED_AFTER_NS and (
+                not entry.brief or (finding.gain and not entry.has_gain)
+            ):
+                entry.brief, entry.has_gain = finding.brief(rank), bool(finding.gain)
         for key, entry in list(self.entries.items()):
             gone_ns = now_ns - entry.seen_ns
             if key[:2] == (run, rank) and gone_ns > (END_AFTER_NS if entry.active else BEGIN_AFTER_NS):

@@ -42,6 +42,7 @@ class StateFile(Generic[State]):
             self._thread.call(lambda: (new.write_bytes(body), new.replace(path)))
             self._saved, failure = body, ""
         except OSError as error:
+            self._saved = b""  # what hangs may still be written
             failure = f"cannot be written: {error.strerror or error}; trying again"
         if failure != self._failure:
             logger.warning("%s: the state of %s %s", path, self._what, failure or "is written again")

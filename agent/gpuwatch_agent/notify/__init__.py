@@ -89,6 +89,8 @@ class Notifier(Background):
         self._file = StateFile(path, State, "notifications")
         self._state = self._file.state
         self._state.letters = [replace(each, due_s=0.0) for each in self._state.letters if each.target in self._senders]
+        for known in self._state.standing.values():
+            known.over_s = known.over_s or known.since_s  # by a former version
         self._seen_s: dict[str, float] = {}  # when each that stands was last seen, on the monotonic clock
         self._looked_s = -math.inf  # when it last took what is wrong, on the monotonic clock
         self._offset_s: float | None = None  # Unix time minus the monotonic clock
@@ -136,16 +138,20 @@ class Notifier(Background):
     def _update(self, found: Sequence[Condition], now_s: float, monotonic_s: float) -> None:
         """Take what is wrong now, and write the messages that are due."""
         standing, settings = self._state.standing, self._config.notify
+        gap_s = monotonic_s - self._looked_s  # infinite at first: what a former agent saw counts
+        gap_s = gap_s if math.isinf(gap_s) else min(gap_s, STALE_S)
         for condition in found:
             if SEVERITIES.index(condition.severity) > SEVERITIES.index(settings.min_severity):
                 continue
             # A finding may be older, but the last look did not have it: its ratio was below its alert's threshold.
             since_s = min(condition.since_s, now_s)
-            over_s = max(since_s, now_s - (monotonic_s - self._looked_s))
+            over_s = max(since_s, now_s - gap_s)
             known = standing.setdefault(condition.key, ConditionState(since_s, condition.title, over_s))
             self._seen_s[condition.key], known.title = monotonic_s, condition.title
             hung = condition.key.replace("RunStalled/", "RunHung/", 1)
-            if hung in standing:  # a restarted agent does not know the power of its steps, and only finds it stalled
+            if (
+                hung in standing and standing[hung].notified_s is not None
+            ):  # a restarted agent does not know the power of its steps, and only finds it stalled
                 self._seen_s[hung] = monotonic_s
             again = known.notified_s is not None and now_s - known.notified_s >= settings.repeat_s > 0
             if now_s - known.over_s >= condition.hold_s and (known.notified_s is None or again):

@@ -36,6 +36,7 @@ SENDERS_KEPT = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LONGEST_TICK_NS = 1_200_000_000  # of one that comes later, the rest is the agent's own delay
 _EVALUATED_AFTER_S = 30.0
+_REPORTED_S = 7 * 86_400.0  # a run that a reboot ended longer ago is not reported as lost
 _OLDEST_START_NS = 400 * 86_400_000_000_000
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
@@ -220,14 +221,15 @@ class Run(msgspec.Struct, eq=False):
             self.boot_id = boot_id
             self.ledger.shift(now_ns - int(max(0.0, now_s - self.last_message_s) * 1e9) - self.ledger.watermark_ns)
             if self.status == RUNNING:
-                self.status, self.ended_s, self.noticed_s = LOST, self.last_message_s, now_s
-                self.changed = True
+                self.status, self.ended_s, self.changed = LOST, self.last_message_s, True
+                self.noticed_s = now_s if now_s - self.last_message_s < _REPORTED_S else 0.0
         self.activity = self.status if self.status != RUNNING else "startup"  # unless `pass_time` finds it silent
         self.restored = True
         return self
 
     def _resume(self) -> None:
-        self.status, self.ended_s, self.oom, self.conclusion, self.job_over = RUNNING, None, None, None, False
+        self.status, self.ended_s, self.noticed_s, self.oom = RUNNING, None, 0.0, None
+        self.conclusion, self.job_over = None, False
 
     def _end(self, status: str, ended_s: float, senders: Iterable[Sender]) -> None:
         """End the run; the step records that will not arrive any more are lost."""
@@ -469,6 +471,8 @@ class RunRegistry:
         """Drop the runs that are known to be over for long enough, and the oldest of many."""
         for number, run in enumerate(self._ended()):
             age_s = now_s - run.over_s
+            if run.restored and run.changed:
+                continue  # the history does not have its end yet
             if number >= self.KEEP_ENDED or age_s > self.KEEP_ENDED_S:
                 del self.runs[run.key]
             elif run.seconds and age_s > _EVALUATED_AFTER_S:
@@ -476,7 +480,7 @@ class RunRegistry:
 
     def _ended(self) -> list[Run]:
         over = [run for run in self.runs.values() if run.status != RUNNING and run.ended_s is not None]
-        return sorted(over, key=lambda run: run.ended_s or 0.0, reverse=True)
+        return sorted(over, key=lambda run: run.over_s, reverse=True)
 
     def _make_room(self, peer: Peer) -> None:
         """Give up the run that ended first, else the newest of the top user's top process. Raises: ProtocolError."""

@@ -29,6 +29,7 @@ class ActiveFinding:
     seen_ns: int  # the same on the agent's monotonic clock: the wall clock may be set
     active: bool = False
     brief: str = ""  # the finding's own, as it was once its numbers had settled; empty: not yet
+    has_gain: bool = False  # `brief` names one: of a short run none is predicted
     stacks_taken: bool = False  # stacks were requested
     stacks: Stacks | None = None  # the processes' stacks when it began; None: none were taken
 

@@ -201,3 +201,5 @@ def test_nothing_is_predicted_of_a_short_run(tmp_path: Path) -> None:
             gains[made] = (finding.gain, "expect a step of" in finding.advice)
     assert gains[29] == ("", False)
     assert gains[40][0].endswith("×") and gains[40][1]
+    (entry,) = (each for each in evaluator.findings.active("run-a", 0) if each.finding.cause == "input_single_process")
+    assert entry.brief.endswith("the throughput)"), "what metrics have names it too, once it is known"

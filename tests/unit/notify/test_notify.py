@@ -137,6 +137,23 @@ def test_a_finding_that_rises_above_its_alert_s_threshold_is_held_from_then_on()
     assert f"Since: {when(START_S)}\n" in post.got[-1][1], "its first sign, not when it passed the threshold"
 
 
+def test_a_hold_does_not_count_the_time_of_a_stale_snapshot() -> None:
+    post = Post()
+    post.look(600, [finding(ratio=0.18)])
+    assert post.look(800, [finding(ratio=0.21)]) == []
+    assert post.look(920) == ["[warning] GpuStarved on n1"]
+
+
+def test_a_hang_that_was_seen_once_is_not_held_by_the_stall() -> None:
+    post = Post()
+    post.look(0, [])
+    post.look(2, [finding("stalled"), finding("hung")])
+    for after in range(4, 200, 2):
+        post.look(after, [finding("stalled")])
+    post.look(200, [finding("stalled"), finding("hung")])
+    assert [title for title, _ in post.got] == ["[critical] RunStalled on n1"]
+
+
 def test_it_is_held_and_then_reported_as_resolved_once() -> None:
     post = Post()
     post.look(130, [finding()])
@@ -347,7 +364,8 @@ def test_a_restart_remembers_what_was_sent_and_what_waits(tmp_path: Path) -> Non
     first = Post(path)
     first.look(130, [finding()])
     first.works = False
-    first.look(200, [finding(), finding("stalled")])
+    first.look(140, [finding(), finding("stalled")])
+    first.look(200)
     assert first.counters["notifications_waiting"] == 1
     second = Post(path)
     assert second.look(210, [finding(), finding("stalled")]) == ["[critical] RunStalled on n1"]
@@ -487,7 +505,8 @@ def test_a_sender_that_raises_and_an_old_snapshot_stop_nothing() -> None:
         raise OSError("no route")
 
     post.notifier._senders = dict.fromkeys(post.notifier._senders, raises)
-    post.look(200, [finding(), finding("stalled")])
+    post.look(140, [finding(), finding("stalled")])
+    post.look(200)
     assert post.counters["notification_failures_total"] == 1
     post.notifier._snapshot = lambda: Snapshot(START_S, 0.0, Page([]))  # nothing is wrong in it, but it is old
     post.look(5000)
