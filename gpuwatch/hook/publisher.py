@@ -188,10 +188,11 @@ class Publisher:
         self._may_start.clear()
         self._stopping = self.ranks.stopped = True
         self._stop.put(None)
-        thread, self._thread = self._thread, None
+        thread, self._thread, until_s = self._thread, None, time.monotonic() + _CLOSE_S
         own = thread is not None and thread.ident == get_ident()
         if thread is not None and not own:
             thread.join(timeout=_CLOSE_S)
+        self.ranks.stop(max(0.0, until_s - time.monotonic()))
         self.guard(self.accounts.sample_host, "sampling the node")
         with self.accounts.held():
             self.accounts.finish(ended_ns)

@@ -6,10 +6,11 @@ as long as its server, and neither training, whose process groups use it too, no
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import queue
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ class RankExchange:
         self._membership, self._summary, self._is_training, self._failed = membership, summary, is_training, failed
         self._thread: threading.Thread | None = None
         self.stopped = False
+        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread to end
         self.others: dict[int, RankSummary] = {}  # on rank 0: the newest summary of each other rank
         self.models: list[Any] = []  # of DDP, whose waits the training thread is to watch
         self.joined = False  # on any other rank: rank 0 takes part, and this rank's summary is stored
@@ -50,6 +52,13 @@ class RankExchange:
         if self._thread is None and 1 < world_size <= _MOST_RANKS and torch_world() is not None:
             self._thread = threading.Thread(target=self._run, name="gpuwatch-ranks", daemon=True)
             self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the exchange: an interpreter that ends while a thread is in a call of the store's aborts the process."""
+        self.stopped = True
+        self._stop.put(None)
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
@@ -63,7 +72,8 @@ class RankExchange:
                     self.exchange(store)
                     count += 1
                 interval_s = _OFTEN_S if count < _OFTEN else _LATER_S
-                time.sleep(max(interval_s, self._membership.identity.world_size / _RANKS_PER_S))
+                with contextlib.suppress(queue.Empty):
+                    self._stop.get(timeout=max(interval_s, self._membership.identity.world_size / _RANKS_PER_S))
         except Exception as error:
             self._failed("comparing the ranks", error)
 
@@ -77,6 +87,8 @@ class RankExchange:
             self.joined = self.joined or store.check([_key(who.run, 0)])
             return
         for rank in range(1, who.world_size):
+            if self.stopped:
+                return
             key = _key(who.run, rank)
             if rank in self.others or store.check([key]):
                 self.others[rank] = msgspec.json.decode(store.get(key), type=RankSummary)

@@ -67,9 +67,10 @@ def check_readable(pid: int, procfs: Path = Path("/proc")) -> None:
 
 def _unreadable(pid: int) -> GpuwatchError | None:
     try:
-        return check_readable(pid)
+        check_readable(pid)
     except GpuwatchError as error:
         return error
+    return None
 
 
 def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
@@ -78,7 +79,7 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
         program: Path | None = find_py_spy()
     except MissingExtra:
         program = None  # each process samples itself
-    unreadable = {each.pid: why for each in targets if program is not None and (why := _unreadable(each.pid))}
+    unreadable = {each.pid: cause for each in targets if program is not None and (cause := _unreadable(each.pid))}
     if len(unreadable) == len(targets):  # before earlier graphs are replaced
         raise unreadable[targets[0].pid]
     for target in targets:

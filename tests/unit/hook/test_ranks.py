@@ -89,11 +89,53 @@ def test_a_store_that_hangs_delays_no_thread(
     time.sleep(0.3)
     begin = time.monotonic()
     zero.start_if_distributed()
-    zero.stopped = True
-    assert time.monotonic() - begin < 0.1 and thread.is_alive() and thread.daemon
+    zero.stop(0.05)
+    assert time.monotonic() - begin < 0.5 and thread.is_alive() and thread.daemon
     os.kill(server.pid, signal.SIGKILL)
     thread.join(30)
     assert not thread.is_alive()
+
+
+ENDS = """
+import sys, time, torch.distributed as d
+from types import SimpleNamespace
+from gpuwatch.hook import ranks
+
+ranks._OFTEN_S = ranks._LATER_S = 0.0
+ranks._RANKS_PER_S = 1e9
+d.init_process_group("gloo", store=d.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
+ranks.torch_world = lambda: (0, 2)
+membership = SimpleNamespace(identity=SimpleNamespace(run="a", rank=0, world_size=2))
+all_of_them = ranks.RankExchange(membership, lambda: None, lambda: True, print)
+all_of_them.start_if_distributed()
+time.sleep(0.3)
+if "stop" in sys.argv:
+    all_of_them.stop(5)
+"""
+
+
+def test_an_interpreter_that_ends_waits_for_a_call_of_the_store_s() -> None:
+    """Else pthread_exit() unwinds torch's C++, and the program is aborted at its end: "terminate called"."""
+
+    def end(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", ENDS, *options], capture_output=True, text=True)
+
+    assert any("terminate called" in end().stderr for _ in range(8)), "nearly each time, if nobody stops it"
+    stopped = end("stop")
+    assert (stopped.returncode, stopped.stdout) == (0, ""), stopped.stderr
+
+
+def test_who_stops_does_not_wait_for_the_next_exchange(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["torch.distributed.distributed_c10d"], "_get_default_store", lambda: store)
+    monkeypatch.setattr(ranks, "torch_world", lambda: (0, 3))
+    monkeypatch.setattr(ranks, "_OFTEN_S", 60.0)
+    zero = exchange(0)
+    zero.start_if_distributed()
+    while not store.check(["gpuwatch/a/b c/rank0"]):
+        time.sleep(0.01)
+    begin = time.monotonic()
+    zero.stop(30)
+    assert zero._thread is not None and not zero._thread.is_alive() and time.monotonic() - begin < 10
 
 
 def test_without_several_ranks_there_is_no_thread() -> None:
