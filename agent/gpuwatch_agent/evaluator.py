@@ -42,9 +42,8 @@ class FindingTracker:
             if now_ns - entry.since_ns >= BEGIN_AFTER_NS:
                 entry.active = True
                 self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
-            if now_ns - entry.since_ns >= _SETTLED_AFTER_NS and (
-                not entry.brief or (finding.gain and not entry.has_gain)
-            ):
+            is_better = not entry.brief or (finding.gain and not entry.has_gain)
+            if is_better and now_ns - entry.since_ns >= _SETTLED_AFTER_NS:
                 entry.brief, entry.has_gain = finding.brief(rank), bool(finding.gain)
         for key, entry in list(self.entries.items()):
             gone_ns = now_ns - entry.seen_ns

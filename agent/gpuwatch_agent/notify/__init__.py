@@ -148,10 +148,9 @@ class Notifier(Background):
             over_s = max(since_s, now_s - gap_s)
             known = standing.setdefault(condition.key, ConditionState(since_s, condition.title, over_s))
             self._seen_s[condition.key], known.title = monotonic_s, condition.title
+            # A restarted agent does not know the power of a run's steps: it finds one that hangs only stalled.
             hung = condition.key.replace("RunStalled/", "RunHung/", 1)
-            if (
-                hung in standing and standing[hung].notified_s is not None
-            ):  # a restarted agent does not know the power of its steps, and only finds it stalled
+            if hung in standing and standing[hung].notified_s is not None:
                 self._seen_s[hung] = monotonic_s
             again = known.notified_s is not None and now_s - known.notified_s >= settings.repeat_s > 0
             if now_s - known.over_s >= condition.hold_s and (known.notified_s is None or again):
