@@ -211,3 +211,10 @@ def filled(promql: str, scope: Scope, span: Span, window: str) -> str:
     # pages have no selection of user and job, and do not know the name of the scrape job
     found = re.sub(r"\$(\w+)", lambda name: texts.get(name[1], ".*"), promql)
     return found.replace('job=~"gpuwatch"', 'job=~".*gpuwatch.*"')
+
+
+def shares_of(lines: Sequence[Series]) -> list[float | None]:
+    """Return each state's mean share over the times that any of them has: before its first sample it was 0."""
+    times = len({time_s for line in lines for time_s, value in line.points if value is not None})
+    known = [[value for _, value in line.points if value is not None] for line in lines]
+    return [sum(values) / times if values else None for values in known]

@@ -80,7 +80,7 @@ def facts_of(finding: Finding, now_s: float) -> list[str]:
     """Return an active finding's share, the GPU (its UUID) or rank that it is about, and how long it has been there."""
     facts = [display(finding.ratio, "ratio"), *([finding.gpu] if finding.gpu else [])]
     facts += [f"rank {finding.rank}"] if finding.rank is not None else []
-    return facts + ([f"for {duration(round(now_s - finding.since_s))}"] if finding.since_s is not None else [])
+    return facts + ([f"for {duration(max(1, round(now_s - finding.since_s)))}"] if finding.since_s is not None else [])
 
 
 def run_of(runs: Sequence[Run], name: str | None) -> str | None:

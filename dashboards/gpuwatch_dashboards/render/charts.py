@@ -15,7 +15,7 @@ from gpuwatch.tables import table
 from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import Look, Scale, display
 from gpuwatch_dashboards.panels import Curve, Panel
-from gpuwatch_dashboards.query import Span
+from gpuwatch_dashboards.query import Span, shares_of
 
 Option = dict[str, Any]
 MAX_LEGEND = 4
@@ -43,16 +43,17 @@ def drawn_lines(panel: Panel, traces: Sequence[Sequence[Series]]) -> list[DrawnL
     least = LEAST_SHARE if panel.unit == "ratio" else 1e-9
     lines: list[DrawnLine] = []
     for curve, of_curve in zip(panel.curves, traces, strict=True):
-        for trace in sorted(of_curve, key=_order):
-            line = _line(panel, curve, trace, len(lines))
+        ordered = sorted(of_curve, key=_order)
+        for trace, share in zip(ordered, shares_of(ordered), strict=True):
+            line = _line(panel, curve, trace, len(lines), share)
             if not line.stacked or max((v for _, v in line.points if v is not None), default=0.0) >= least:
                 lines.append(line)
     return lines
 
 
-def _line(panel: Panel, curve: Curve, trace: Series, number: int) -> DrawnLine:
+def _line(panel: Panel, curve: Curve, trace: Series, number: int, share: float | None) -> DrawnLine:
     stacked = panel.kind == "stack" and not curve.over_stack
-    value = trace.mean if stacked and panel.unit == "ratio" else trace.last
+    value = share if stacked and panel.unit == "ratio" else trace.last
     label = curve.legend.strip("{}")
     if look := shown.LOOKS.get(label, {}).get(trace.labels.get(label, "")):
         return DrawnLine(look.name, look.colour, look.pattern, trace.points, "solid", stacked, value)
@@ -61,11 +62,12 @@ def _line(panel: Panel, curve: Curve, trace: Series, number: int) -> DrawnLine:
     return DrawnLine(name, shown.SEQUENCE[number % len(shown.SEQUENCE)], "", trace.points, dash, stacked, value)
 
 
-def _order(trace: Series) -> tuple[int, tuple[str, ...]]:
+def _order(trace: Series) -> tuple[int, list[list[str | int]]]:
     for label, looks in shown.LOOKS.items():
         if value := trace.labels.get(label):
-            return ([*looks, value].index(value), (value,))
-    return (0, tuple(trace.labels.values()))
+            return [*looks, value].index(value), [[value]]
+    parts = (re.split(r"(\d+)", value) for value in trace.labels.values())  # each second one is a number
+    return 0, [[int(part) if number % 2 else part for number, part in enumerate(each)] for each in parts]
 
 
 def legend_values(panel: Panel, lines: Sequence[DrawnLine]) -> list[tuple[DrawnLine, str]]:
@@ -97,7 +99,10 @@ def epoch_marks(epochs: Sequence[Epoch]) -> list[Mark]:
     """Return a line at each epoch's begin; of very many only every second, third …"""
     every = -(-len(epochs) // MOST_EPOCH_MARKS) or 1
     numbered = [*enumerate(epochs, 1)][::every]
-    return [Mark(each.time_s, f"epoch {n} begins with step {each.step:,}", shown.GREY) for n, each in numbered]
+    is_whole = bool(epochs) and epochs[0].step == 0  # else it is not known how many there were before
+    names = [f"epoch {n}" if is_whole else "an epoch" for n, _ in numbered]
+    marks = zip(names, numbered, strict=True)
+    return [Mark(e.time_s, f"{name} begins with step {e.step:,}", shown.GREY) for name, (_, e) in marks]
 
 
 def phase_marks(ledger: Sequence[Series]) -> list[Mark]:

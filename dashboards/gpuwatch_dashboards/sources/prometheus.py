@@ -184,7 +184,7 @@ class PrometheusSource:
         return tuple(sorted(found, key=by_number))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
-        step_s, window = self._resolution(span)
+        step_s, window, scope = *self._resolution(span), _literal(scope)
         return [
             [
                 Series({**dict.fromkeys(query.by, ""), **series.labels}, series.points)  # Prometheus drops empty labels
@@ -195,7 +195,7 @@ class PrometheusSource:
 
     def answers(self, panel: Panel, scope: Scope, span: Span) -> list[list[Series]]:
         """Return the values of each curve of a panel: lines over the span, of a stat or table the values at its end."""
-        step_s, window = self._resolution(span)
+        step_s, window, scope = *self._resolution(span), _literal(scope)
         found = []
         for curve in panel.curves:
             expr = filled(curve.promql, scope, span, window) if curve.promql else render(curve.query, scope, window)
@@ -287,3 +287,9 @@ def _window(recent_s: Seconds, whole_s: Seconds, phases_s: Seconds, declared_s: 
 def _owner(labels: Labels) -> str | None:
     parts = [labels.get("user", ""), f"job {labels['job_id']}" if labels.get("job_id") else ""]
     return ", ".join(part for part in parts if part) or None
+
+
+def _literal(scope: Scope) -> Scope:
+    """Return a scope whose node's name is a regular expression: an IPv6 address has brackets."""
+    literal = scope.instance and re.sub(r"([][])", r"\\\1", scope.instance)
+    return Scope(scope.run, scope.rank, literal, scope.gpu)

@@ -46,7 +46,9 @@ def _choice(firsts: Sequence[Run]) -> list[Run]:
     names = {run.run: label_of(run) for run in firsts}
     if _CHOICE not in st.session_state:
         asked = [run_of(firsts, name) for name in (st.query_params.get(PARAM) or "").split(",")]
-        st.session_state[_CHOICE] = list(dict.fromkeys(filter(None, asked))) or [run.run for run in firsts[1::-1]]
+        st.session_state[_CHOICE] = list(dict.fromkeys(filter(None, asked)))[:MOST_RUNS] or [
+            run.run for run in firsts[1::-1]
+        ]
     known = [key for key in st.session_state[_CHOICE] if key in by_key]
     if known != st.session_state[_CHOICE]:
         st.session_state[_CHOICE] = known
