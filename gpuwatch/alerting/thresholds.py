@@ -137,7 +137,7 @@ _BOUNDS = {
     "ratio": (0, 1, "a share must be above 0 and at most 1"),
     "factor": (1, math.inf, "a factor must be above 1"),
     **dict.fromkeys(("gpus", "runs"), (0, math.inf, "must be above 0")),
-    "s": (0, math.inf, "a duration in seconds must be positive"),
+    "s": (0, 1e9, "a duration in seconds must be positive and at most 1e9 (31 years)"),
 }
 """By the last part of a name: (above this, at most that, what is needed)."""
 _MAY_BE_ZERO = ("keep_firing_for_s", "killed_for_s", "xid_for_s")

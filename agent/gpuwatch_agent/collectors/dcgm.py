@@ -111,6 +111,8 @@ class DcgmCollector(GpuCollector):
         self._read_s = float("-inf")
         self._page: dict[str, DcgmGpu] = {}
         self._most_seen = 0
+        self._page_xids: dict[tuple[str, ...], float] | None = None  # the last on the page, which has no time of it
+        self._seen_s: dict[tuple[str, ...], float] = {}  # when each was new, in Unix time
 
     def expect(self, count: int) -> None:
         self._most_seen = count
@@ -134,6 +136,12 @@ class DcgmCollector(GpuCollector):
         seen = Sample("gpuwatch_gpus_seen", len(self._page)), Sample("gpuwatch_gpus_expected", self._most_seen)
         parts = ((each, part) for each in self._page.values() for part in self.parts([each.gpu]))
         samples = [sample for each, part in parts for sample in part.samples(each.values(part))]
+        xids = {sample.labels: sample.value for sample in samples if sample.metric == "gpuwatch_gpu_last_xid"}
+        new = [gpu for gpu, xid in xids.items() if self._page_xids is not None and self._page_xids.get(gpu) != xid]
+        self._page_xids, now_s = {**(self._page_xids or {}), **xids}, self.timing.wall_clock()
+        self._seen_s |= dict.fromkeys(new, now_s)
+        times = self._seen_s.items()
+        samples += [Sample("gpuwatch_gpu_last_xid_timestamp_seconds", at_s, gpu) for gpu, at_s in times if gpu in xids]
         found = {(sample.metric, sample.labels): sample for sample in (*samples, *processes)}  # an XID can be in both
         return [*found.values(), *seen]
 

@@ -550,6 +550,29 @@ def test_a_rule_that_is_broken_is_noticed(tmp_path: Path, old: str, new: str, al
     assert done.returncode == 1 and "FAILED" in output and "could not parse" not in output, output
 
 
+def test_a_nightly_job_of_the_same_name_is_not_compared_with_last_night_s(tmp_path: Path) -> None:
+    """Last night's began at 1:00, tonight's five minutes earlier. It restarted for 240 s of two hours: 3%."""
+    job = 'job="gpuwatch",instance="n1:9478",job_id="nightly"'
+    series = {
+        f'gpuwatch_job_start_timestamp_seconds{{{job},run="a"}}': "_x12 3600x60 stale _x225 89700x60",
+        f'gpuwatch_job_seconds_total{{{job},state="compute"}}': "_x12 0+300x60 stale _x225 0+300x60",
+        f'gpuwatch_job_seconds_total{{{job},state="restart"}}': "_x12 60x60 stale _x225 240x60",
+        f"gpuwatch_job_attempts_total{{{job}}}": "_x12 1x60 stale _x225 1x60",
+    }
+    share = 'round(sum(job_id:gpuwatch_job_wasted:share24h{job_id="nightly"}), 0.001)'
+    firing = 'count(ALERTS{alertname="JobGoodputLow",alertstate="firing"})'
+    expected = [
+        {"expr": share, "eval_time": "26h55m", "exp_samples": [{"labels": "{}", "value": 0.032}]},
+        {"expr": firing, "eval_time": "27h", "exp_samples": []},
+    ]
+    values = [{"series": name, "values": text} for name, text in series.items()]
+    test = {"interval": "5m", "input_series": values, "promql_expr_test": expected}
+    order = [group["name"] for group in groups()]
+    scenarios = {"rule_files": ["rules.yml"], "evaluation_interval": "5m", "group_eval_order": order, "tests": [test]}
+    done = run_scenarios(tmp_path, scenarios, render())
+    assert (done.returncode, done.stdout.count("SUCCESS")) == (0, 1), done.stdout + done.stderr
+
+
 def run_scenarios(directory: Path, scenarios: Mapping[str, Any], rules: str) -> subprocess.CompletedProcess[str]:
     """Run a file of scenarios, each with only the rules that it mentions and those that they read.
 

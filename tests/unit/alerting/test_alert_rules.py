@@ -145,6 +145,8 @@ def test_a_price_is_recorded_by_model_and_shown_in_its_currency() -> None:
         ({"shm_used_ratio": 0}, "shm_used_ratio = 0: a share"),
         ({"idle_window_s": 0}, "idle_window_s = 0: a duration"),
         ({"stalled_for_s": -1}, "stalled_for_s = -1: a duration"),
+        ({"phase_eval_s": float("inf")}, "phase_eval_s = inf: a duration"),
+        ({"phase_eval_s": 1e12}, "phase_eval_s = 1e+12: a duration"),
         ({"starved_for_s": 300}, "starved_for_s = 300: must be at most"),
         ({"keep_firing_for_s": 7200}, "keep_firing_for_s = 7200: at most 3600"),
         ({"step_slower_factor": 1}, "step_slower_factor = 1: a factor"),

@@ -224,3 +224,26 @@ def test_address() -> None:
     for wrong in ("127.0.0.1:9400", "ftp://x", "http://", "http://[::1", "http://h:99999", "http://h:x"):
         with pytest.raises(ConfigError, match=r"--dcgm .*e\.g\. http://127\.0\.0\.1:9400"):
             page_url(wrong)
+
+
+def test_an_xid_that_the_exporter_alone_reports_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without NVML (a container without the GPU runtime): without a time GpuXid never fires."""
+
+    def no_driver(source: Any) -> tuple[()]:
+        raise NoData("no driver")
+
+    monkeypatch.setattr(GpuCollector, "collect", no_driver)
+    page, now = ['DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-aaaa"} 31\n'], [0.0]
+    clock = lambda: now[0]  # noqa: E731
+    timing = Timing(clock, lambda: 1000.0 + now[0], deadline_s=30)
+    dcgm = DcgmCollector("http://node:9400", timing, lambda url, timeout_s: Reply(200, page[0].encode()))
+
+    def times() -> dict[tuple[str, ...], float]:
+        samples = dcgm.collect()
+        return {s.labels: s.value for s in samples if s.metric == "gpuwatch_gpu_last_xid_timestamp_seconds"}
+
+    assert times() == {}  # of an XID from before the agent's start the time is not known
+    page[0], now[0] = page[0].replace("31", "79"), 10.0
+    assert times() == {("0", "GPU-aaaa"): 1010.0}
+    now[0] = 20.0
+    assert times() == {("0", "GPU-aaaa"): 1010.0}
