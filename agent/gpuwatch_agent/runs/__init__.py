@@ -88,7 +88,7 @@ class Run(msgspec.Struct, eq=False):
     standstill: wire.Standstill | None = None
     heard_ns: int = 0  # when the last message arrived
     job_group: Path | None = None  # the control group of its whole job or pod, which the scheduler removes at its end
-    restored: bool = False  # nothing was heard of it since this agent started
+    restored: bool = False  # no totals of it were heard since this agent started
     steps: RecentColumns = msgspec.field(default_factory=RecentColumns)  # those of the last minute
     kept: tuple[int, int] = 0, timeline.KEPT  # of the steps: since when, and how many at most
     seconds: list[tuple[int, dict[str, int], wire.Counters]] = []
@@ -133,7 +133,7 @@ class Run(msgspec.Struct, eq=False):
         if sender.said_bye:
             return False
         self.heard_ns = max(self.heard_ns, now_ns)  # it may have waited while the agent did not run
-        self.last_message_s, self.restored, self.changed = now_s, False, True
+        self.last_message_s, self.changed = now_s, True
         if isinstance(message, wire.Hello):
             self.hello = message
             if sender.first_step is None:
@@ -145,6 +145,7 @@ class Run(msgspec.Struct, eq=False):
             if self.status == LOST:
                 self._resume()
             return False
+        self.restored = False  # a Hello has no totals, and those that were kept may be older than what was served
         self._book(sender, message, now_ns, now_s)
         self._resume()
         if isinstance(message, wire.Steps):

@@ -326,6 +326,20 @@ def test_a_run_that_was_lost_long_before_the_agent_s_start_is_told_for_a_quarter
     assert not book.runs
 
 
+def test_a_run_s_kept_totals_are_not_taken_for_heard_ones_with_its_hello() -> None:
+    """After a kill with a full disk they are older than what was served: for a tick between the two counters fell."""
+    hook = FakeHook().step()
+    record = heard(hook.hello(), hook.message(), at_ns=hook.at_ns).record()
+    assert record is not None
+    book = RunRegistry(BOOT)
+    book.restore([read_record(record)], hook.at_ns, wall_s(hook.at_ns))
+    (run,) = book.runs.values()
+    book.apply(hook.hello(), hook.at_ns, wall_s(hook.at_ns))
+    assert run.restored
+    book.apply(hook.step().message(), hook.at_ns, wall_s(hook.at_ns))
+    assert not run.restored
+
+
 @pytest.mark.parametrize("down_s", [300, 1200])
 def test_a_run_that_a_reboot_ended_is_lost_in_the_history_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down_s: int
