@@ -51,7 +51,7 @@ def test_epoch_start_pause_does_not_advise_what_is_set_already() -> None:
 
 
 def test_pauses_are_a_share_of_all_time_not_only_of_the_steps() -> None:
-    """Half of the run evaluates: 60% of the step time was told as "the pauses take 60% of the time"."""
+    """Half of the run evaluates: 60% of the step time became "the pauses take 60% of the time"."""
     run = paused(1.2)
     whole = sum(run.steps.step_s)
     finding = epoch_start_pause(replace(run, states_s=states(run.steps, eval=whole), duration_s=2 * whole))
