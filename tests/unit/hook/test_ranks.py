@@ -23,6 +23,7 @@ from gpuwatch.diagnosis.finding import Finding, RankSummary, Verdict
 from gpuwatch.diagnosis.window import MeanStep, RankFacts
 from gpuwatch.hook import ranks
 from gpuwatch.hook.ranks import RankExchange
+from tests.unit.hook.fakes import Clock, fake_watch
 
 STORE = """
 import datetime, time, torch.distributed as d
@@ -120,7 +121,7 @@ def test_an_interpreter_that_ends_waits_for_a_call_of_the_store_s() -> None:
     def end(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-c", ENDS, *options], capture_output=True, text=True)
 
-    assert any("terminate called" in end().stderr for _ in range(8)), "nearly each time, if nobody stops it"
+    assert any("terminate called" in end().stderr for _ in range(8)), "nearly each time, if it is not stopped"
     stopped = end("stop")
     assert (stopped.returncode, stopped.stdout) == (0, ""), stopped.stderr
 
@@ -136,6 +137,18 @@ def test_who_stops_does_not_wait_for_the_next_exchange(store: Any, monkeypatch: 
     begin = time.monotonic()
     zero.stop(30)
     assert zero._thread is not None and not zero._thread.is_alive() and time.monotonic() - begin < 10
+
+
+def test_the_end_of_a_run_ends_the_exchange_and_waits_for_that(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["torch.distributed.distributed_c10d"], "_get_default_store", lambda: store)
+    monkeypatch.setattr(ranks, "torch_world", lambda: (0, 3))
+    monkeypatch.setattr(ranks, "_OFTEN_S", 60.0)
+    watch = fake_watch(Clock(), monkeypatch)
+    own = watch._publisher.ranks = exchange(0)
+    own.start_if_distributed()
+    thread = own._thread
+    watch.close()
+    assert thread is not None and not thread.is_alive()
 
 
 def test_without_several_ranks_there_is_no_thread() -> None:
