@@ -218,3 +218,9 @@ def shares_of(lines: Sequence[Series]) -> list[float | None]:
     times = len({time_s for line in lines for time_s, value in line.points if value is not None})
     known = [[value for _, value in line.points if value is not None] for line in lines]
     return [sum(values) / times if values else None for values in known]
+
+
+def shares_by(label: str, lines: Sequence[Series]) -> dict[str, float]:
+    """Return the states' shares by a label, without zeros."""
+    named = zip((line.labels.get(label, "unknown") for line in lines), shares_of(lines), strict=True)
+    return {name: share for name, share in named if share}

@@ -120,18 +120,20 @@ class Requests:
         return begin(*args, **kwargs)
 
     def _refuse(self, why: str) -> None:
-        self._answer(lambda path: Path(path).write_bytes(msgspec.json.encode({"error": why})))
+        self._answer(_refusal(why))
 
     def _answer(self, write: Callable[[str], object]) -> None:
         """Write an answer, under another name at first: who waits for it gets it whole."""
         try:
-            write(f"{self._files}.writing")
-            Path(f"{self._files}.writing").replace(f"{self._files}.answer")
+            self._write(write)
         except Exception as error:
             with suppress(OSError):  # in the place of what was written of it: on a full disk there is no other
-                Path(f"{self._files}.writing").write_bytes(msgspec.json.encode({"error": f"no answer: {error}"}))
-                Path(f"{self._files}.writing").replace(f"{self._files}.answer")
+                self._write(_refusal(f"no answer: {error}"))
             self._failed("answering a request", error)
+
+    def _write(self, write: Callable[[str], object]) -> None:
+        write(f"{self._files}.writing")
+        Path(f"{self._files}.writing").replace(f"{self._files}.answer")
 
     def _sample(self, request: Request, path: str) -> None:
         """Write samples of all other threads' stacks in speedscope's format, named as py-spy names them."""
@@ -156,6 +158,10 @@ class Requests:
             "profiles": profiles,
         }
         Path(path).write_bytes(msgspec.json.encode(found))
+
+
+def _refusal(why: str) -> Callable[[str], object]:
+    return lambda path: Path(path).write_bytes(msgspec.json.encode({"error": why}))
 
 
 def ask(pid: int, **wanted: Any) -> bytes:

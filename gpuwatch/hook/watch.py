@@ -25,7 +25,7 @@ from gpuwatch.hook.transport import RunFacts
 from gpuwatch.host.frames import sample_worker
 from gpuwatch.ledger.events import TOKENS, UNKNOWN_SAMPLES, known_count
 from gpuwatch.ledger.states import PHASE_STATES
-from gpuwatch.startup.instrumented import NOT_SET
+from gpuwatch.startup.instrumented import is_on
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
@@ -333,7 +333,7 @@ def open_session() -> Session | None:
 
 def is_set(name: str) -> bool:
     """Whether an environment variable is set to anything but 0, false or no."""
-    return os.environ.get(name, "").strip().lower() not in NOT_SET
+    return is_on(os.environ.get(name, ""))
 
 
 def _text(value: object, most: int) -> str:

@@ -1,7 +1,5 @@
 """What `gpuwatch run` instruments in a script, by module. Imports nothing: every Python that it starts reads this."""
 
-NOT_SET = "", "0", "false", "no"  # values of an environment variable that is a switch
-
 FRAMEWORKS = {
     "transformers.trainer": ("transformers", "Trainer.train"),
     "lightning.pytorch.trainer.trainer": ("lightning", "Trainer.fit"),
@@ -21,3 +19,8 @@ MODULES = {
     **dict.fromkeys(FRAMEWORKS, "watch_framework"),
 }
 """Module → the function of gpuwatch/integrations/instrument.py that is called with it once it is imported."""
+
+
+def is_on(switch: str) -> bool:
+    """Whether an environment variable that is a switch has a value other than 0, false or no."""
+    return switch.strip().lower() not in ("", "0", "false", "no")

@@ -49,17 +49,13 @@ class Finder:
         return spec
 
 
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "").strip().lower() not in _instrumented.NOT_SET
-
-
 _LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")  # their programs start the training in other processes
 
 
 def _report_nothing(pid: int) -> None:
     """Print why no verdict was printed, if this is the program, or has imported torch and has the program's stderr."""
     session, processes = sys.modules.get("gpuwatch.hook.session"), sys.modules.get("multiprocessing.process")
-    if pid != os.getpid() or _is_set("GPUWATCH_QUIET"):
+    if pid != os.getpid() or _instrumented.is_on(os.environ.get("GPUWATCH_QUIET", "")):
         return
     if (processes is not None and processes.parent_process() is not None) or (session and session.Session.any_printed):
         return
@@ -84,7 +80,7 @@ def _report_nothing(pid: int) -> None:
 
 
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
-if os.environ.get("GPUWATCH_AUTO") == "1" and not _is_set("GPUWATCH_DISABLE"):
+if os.environ.get("GPUWATCH_AUTO") == "1" and not _instrumented.is_on(os.environ.get("GPUWATCH_DISABLE", "")):
     sys.meta_path.insert(0, Finder())
     atexit.register(_report_nothing, os.getpid())
 

@@ -15,7 +15,7 @@ from gpuwatch.formatting import duration
 from gpuwatch.tools.reports.display import SEVERITIES, Unit, display
 from gpuwatch.tools.reports.page import macros
 from gpuwatch_dashboards.panels import Panel, title_of
-from gpuwatch_dashboards.query import Answers, Span, shares_of
+from gpuwatch_dashboards.query import Answers, Span, shares_by
 from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
 from gpuwatch_dashboards.selection import concluded, facts_of, worst_of
 
@@ -174,9 +174,7 @@ def gpu_table(gpus: Sequence[Gpu], states: Sequence[Series], runs: Sequence[Run]
     """Return a node's GPUs as a table; `states` are their shares of time (`GPU_STATES`) over the time shown."""
     shares: dict[str, dict[str, float]] = {}
     for uuid in {each.labels["UUID"] for each in states}:
-        of_gpu = [each for each in states if each.labels["UUID"] == uuid]
-        named = zip((each.labels["state"] for each in of_gpu), shares_of(of_gpu), strict=True)
-        shares[uuid] = {state: share for state, share in named if share}
+        shares[uuid] = shares_by("state", [each for each in states if each.labels["UUID"] == uuid])
     names = {run.run: run.name or run.run for run in runs}
     return PAGES.gpus(gpus, shares, names)
 

@@ -100,9 +100,8 @@ def epoch_marks(epochs: Sequence[Epoch]) -> list[Mark]:
     every = -(-len(epochs) // MOST_EPOCH_MARKS) or 1
     numbered = [*enumerate(epochs, 1)][::every]
     is_whole = bool(epochs) and epochs[0].step == 0  # else it is not known how many there were before
-    names = [f"epoch {n}" if is_whole else "an epoch" for n, _ in numbered]
-    marks = zip(names, numbered, strict=True)
-    return [Mark(e.time_s, f"{name} begins with step {e.step:,}", shown.GREY) for name, (_, e) in marks]
+    named = [(f"epoch {number}" if is_whole else "an epoch", epoch) for number, epoch in numbered]
+    return [Mark(epoch.time_s, f"{name} begins with step {epoch.step:,}", shown.GREY) for name, epoch in named]
 
 
 def phase_marks(ledger: Sequence[Series]) -> list[Mark]:

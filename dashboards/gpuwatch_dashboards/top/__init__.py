@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuwatch.api import Gpu, Run, Series
 from gpuwatch_dashboards.panels import GPU_STATES, live_panels
-from gpuwatch_dashboards.query import Node, Query, Scope, Span, shares_of
+from gpuwatch_dashboards.query import Node, Query, Scope, Span, shares_by
 from gpuwatch_dashboards.selection import in_order, key_of, select
 from gpuwatch_dashboards.sources import AgentSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
@@ -75,9 +75,7 @@ class Sampled:
         """Return the shares of the last minute by a label of the series with these labels, without zeros."""
         since_s, traces = self.end_s - RECENT_S, self.traces.get(name, ())
         recent = [Series(each.labels, tuple(point for point in each.points if point[0] > since_s)) for each in traces]
-        known = [each for each in recent if labels.items() <= each.labels.items()]
-        named = zip((each.labels.get(label, "unknown") for each in known), shares_of(known), strict=True)
-        return {name: share for name, share in named if share}
+        return shares_by(label, [each for each in recent if labels.items() <= each.labels.items()])
 
 
 @dataclass(frozen=True)

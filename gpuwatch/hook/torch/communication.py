@@ -81,9 +81,8 @@ class CommunicationWatch:
             # As they are in transformers' ModelOutput too, whose own `__getitem__` `tensors` does not call.
             output = tuple(dict.values(output)) if isinstance(output, dict) else output
             for tensor in islice(tensors(output), _OUTPUTS):
-                if (
-                    getattr(tensor, "requires_grad", False) and not tensor.is_leaf
-                ):  # a parameter would keep the hook of each step
+                # A leaf is a parameter, which would keep the hook of each step.
+                if getattr(tensor, "requires_grad", False) and not tensor.is_leaf:
                     tensor.register_hook(self._backward)
 
     def _backward(self, gradient: Any) -> None:

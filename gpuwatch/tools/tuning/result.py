@@ -61,9 +61,7 @@ class Measured:
     batch_bytes: int | None = None  # tensors and arrays of the largest batch
     shared_bytes: int | None = None  # those of them that workers pass through /dev/shm: torch tensors
     cpu_cores: float | None = None
-    others_cores: float | None = (
-        None  # cores that all other processes kept busy; None where the node has more than ours
-    )
+    others_cores: float | None = None  # cores that all other processes kept busy; None: they may not be ours
     main_cpu_ratio: float | None = None
     worker_cpu_ratio: float | None = None  # CPU use of a worker, 1.0 = one core, on average
     cpu_demand_ratio: float | None = None
