@@ -413,20 +413,21 @@ def test_receiving_a_batch_from_another_process_is_no_wait_for_it(objects: int, 
     worker = multiprocessing.Process(target=puts, args=(batches, objects, wait_s), daemon=True)
     worker.start()
 
-    source = "def takes():\n    while not done.is_set():\n        batches.get(timeout=5)"
+    source = "def takes():\n    while not done.is_set():\n        batches.get(timeout=60)"
     loader: dict[str, Any] = {"done": done, "batches": batches}
     exec(compile(source, "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", "exec"), loader)
     thread = threading.Thread(target=loader["takes"])
-    thread.start()
     try:
-        batches.get(timeout=10)
+        batches.get(timeout=60)  # a worker that starts late is no wait either
+        thread.start()
         for _ in range(40):
             time.sleep(0.01)
             with interrupting():
                 frames.sample(thread.ident, DATA_WAIT)
     finally:
         done.set()
-        thread.join()
+        if thread.is_alive():
+            thread.join()
         worker.kill()
         worker.join()
     place = frames.most_frequent(DATA_WAIT)
