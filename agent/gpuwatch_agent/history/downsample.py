@@ -202,7 +202,7 @@ def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[
     """Return at most `points` buckets of equally many steps, with epochs, percentiles; times in s, None: not measured.
 
     `total` is the number of steps in the batches and in the `old` minutes before them. A minute is never divided, so
-    its bucket may be larger; in the percentiles its steps count as their mean.
+    its bucket may be larger, and there is one bucket more; in the percentiles its steps count as their mean.
     """
     size = max(1, -(-total // points))
     every = max(1, -(-total // MOST_PERCENTILE_STEPS))
@@ -210,15 +210,17 @@ def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[
     bucket_ns: list[list[int]] = []
     """Step times of each bucket, or of every second, third … step of it, sorted; none of downsampled ones."""
     means_ns: list[int] = []
+    taken = next_bucket = 0
     for minute in old:
-        if buckets and buckets[-1].count + minute.count <= size:
+        if taken < next_bucket:
             buckets[-1].add(minute)
         else:
             buckets.append(minute)
             bucket_ns.append([])
+            next_bucket = (taken // size + 1) * size
+        taken += minute.count
         means = [minute.columns[name] for name in _HOST if name in minute.columns]
         means_ns += [sum(s.sum_ns // s.count for s in means if s.count)] * max(1, minute.count // every)
-    taken = sum(minute.count for minute in buckets)
     for group in _groups(batches, size):
         host = [joined(group, name)[-taken % every :: every] for name in _HOST]
         bucket_ns.append(sorted(sum(max(0, part) for part in parts) for parts in zip(*host, strict=True)))

@@ -16,7 +16,7 @@ from gpuwatch.api import Epoch
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, StepBatch, Tick, reader
-from gpuwatch_agent.history.downsample import Spread
+from gpuwatch_agent.history.downsample import Spread, StepMinute, downsample
 from gpuwatch_agent.history.reader import HistoryReader
 
 VERSION_1 = Path(__file__).parents[2] / "fixtures/history/version-1.db"
@@ -209,3 +209,12 @@ def test_a_file_of_an_older_schema_is_renamed_and_a_new_one_begun(
         assert connection.execute("SELECT sum(count) FROM steps").fetchone() == (90,)
     assert history.reader.records() == [] and history.damaged == 0
     history.close()
+
+
+@pytest.mark.parametrize(("steps", "points"), [(6, 600), (6, 1), (7, 300), (1, 1000), (601, 2)])
+def test_minutes_of_slow_steps_are_no_more_buckets_than_asked_for(steps: int, points: int) -> None:
+    """A run of ten-second steps, 6 a minute: `points=600` gave 1,000 buckets."""
+    minutes = [StepMinute(steps * n, steps, n * 60 * 10**9, (n + 1) * 60 * 10**9, {}) for n in range(1000)]
+    found = downsample([], steps * 1000, points, minutes)
+    assert found.steps == sum(found.count) == steps * 1000
+    assert points / 2 - 1 <= len(found.step) <= points + 1 and max(found.count) <= 2 * (found.bucket_steps + steps)
