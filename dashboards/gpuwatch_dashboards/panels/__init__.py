@@ -78,6 +78,7 @@ class Panel:
     runbook: str = ""  # the alert whose runbook it links to
     repeat: str = ""  # Grafana draws it once for each value of this variable
     width: int = 8  # approximate, of Grafana's 24 columns: each line of panels is stretched to fill them. A stat's: 3.
+    all_ranks: bool = False  # it compares or counts the ranks of a run: on a page too, which otherwise shows one
     more: bool = False  # A detail, as every stat: on "Live" only after "More panels", to keep it short and fast
 
     @classmethod

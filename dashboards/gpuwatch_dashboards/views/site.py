@@ -191,7 +191,9 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
 
     def made() -> tuple[str, list[Card]]:
         titled = [replace(panel, title=panel.title.replace("$gpu", scope.gpu or "all")) for panel in panels]
-        found = site.source.answers(titled, scope, span)
+        of_all, ranks = [panel for panel in titled if panel.all_ranks], replace(scope, rank=None)
+        found = site.source.answers(of_all, ranks, span) if of_all else []
+        found += site.source.answers([panel for panel in titled if not panel.all_ranks], scope, span)
         currency = site.source.currency()
         charts = [card(*each, span, currency=currency) for each in found if each[0].kind != "stat"]
         return figures(found, currency), charts

@@ -197,6 +197,22 @@ def test_without_more_panels_the_page_has_the_live_charts_only() -> None:
     assert ">GPU temperature</h2>" in drawn and "gw-figure-node_shm" in drawn
 
 
+def test_what_compares_or_counts_ranks_is_of_all_of_them() -> None:
+    """ "Running ranks" was 1 of 8, and "Step time by rank" had one line."""
+    asked: dict[str, set[str | None]] = {}
+
+    class OfRanks(Agent):
+        def _series(self, query: dict[str, str]) -> dict[str, Any]:
+            asked.setdefault(query["metric"], set()).add(query.get("rank"))
+            return super()._series(query)
+
+    agent = OfRanks([a_run(), a_run(rank=1)], gpus=True)
+    html(live.page, Site(SharedSource(AgentSource("http://agent", agent.reply)), {}), more=True)
+    assert asked["gpuwatch_run_up"] == asked["gpuwatch_straggler_excess_ratio"] == {None}
+    assert asked["gpuwatch_run_resident_memory_bytes"] == {"0"}
+    assert asked["gpuwatch_run_seconds_total"] == {None, "0"}
+
+
 def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuwatch_dashboards.panels import BY_KEY
 
