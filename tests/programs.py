@@ -72,7 +72,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def truth(
-    process: subprocess.Popen[str], timeout_s: float = 60, *, begin: float = 0.0, end: float = float("inf")
+    process: subprocess.Popen[str], timeout_s: float = 180, *, begin: float = 0.0, end: float = float("inf")
 ) -> dict[str, float]:
     """Wait for a training's end and return what it injected from `begin` to `end` (Unix time, to about a second).
 

@@ -74,7 +74,7 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-def get_json(url: str, timeout_s: float = 5, **parameters: str) -> Any:
+def get_json(url: str, timeout_s: float = 20, **parameters: str) -> Any:
     """Return the JSON that a URL answers with. Raises OSError when it does not answer with status 200."""
     query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
     with urllib.request.urlopen(url + query, timeout=timeout_s) as response:
@@ -112,14 +112,14 @@ def wait_for(what: str, look: Callable[[], T | None], timeout_s: float, every_s:
         time.sleep(every_s)
 
 
-def stop(process: subprocess.Popen[Any], timeout_s: float = 10) -> None:
+def stop(process: subprocess.Popen[Any], timeout_s: float = 30) -> None:
     """Ask a process to end, and kill it after the time; harmless when it has ended."""
     process.terminate()
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Server:
 
     def get(self, path: str, **parameters: str) -> Any:
         """Return the JSON at a path of this server."""
-        return get_json(self.url + path, 5, **parameters)
+        return get_json(self.url + path, 20, **parameters)
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """Return the samples of a PromQL expression, now: `[{"metric": labels, "value": [time, "0.4"]}]`."""

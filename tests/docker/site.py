@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.docker.engine import Engine
 from tests.docker.images import ensure_images
+from tests.integration.agent_process import PATIENT
 from tests.programs import ROOT
 from tests.servers import free_port, get_json, wait_for
 
@@ -34,7 +35,9 @@ starved_min_training_s = 10
 starved_for_s = 5
 ledger_window_s = 10
 """
-TRAINING = """
+TRAINING = (
+    PATIENT
+    + """
 import json, sys, threading, time
 import gpuwatch
 
@@ -57,6 +60,7 @@ for batch in watched:
     trained += time.perf_counter() - begin
 print(json.dumps({"waited_s": waited, "trained_s": trained, "loop_s": time.perf_counter() - loop_begin}))
 """
+)
 """Trains until its standard input is closed: each batch takes 60 ms to come and 40 ms to train on."""
 
 
@@ -104,7 +108,7 @@ class Site:
         """Return what the agent's API answers."""
         url = f"{self.url('agent', path)}?{urllib.parse.urlencode(parameters)}"
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self.token}"})
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)
 
     def run(self, run: str) -> dict[str, Any] | None:

@@ -29,7 +29,16 @@ from tests.servers import free_port, wait_for
 Series = dict[tuple[str, ...], float]
 """Values by (name, label values …) in the catalogue's order of labels, a bucket's bound last."""
 
-_TRAINER = """
+PATIENT = """
+from gpuwatch.hook import publisher
+from gpuwatch.wire import sockets
+publisher._CLOSE_S, publisher._CONNECT_TRIES, sockets._LINGER_MS = 30.0, 300, 5_000
+"""
+"""Before a program: at its end neither its own thread nor the agent hangs, though they may get no core for seconds."""
+
+_TRAINER = (
+    PATIENT
+    + """
 import json, signal, sys, time
 import gpuwatch
 
@@ -53,6 +62,7 @@ with gpuwatch.Watch(quiet=True) as w:
 report = w.report()
 print(json.dumps({"states": dict(report.states), "steps": report.steps, "samples": report.samples}))
 """
+)
 
 
 class Agent:
@@ -113,17 +123,17 @@ class Agent:
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
     def stop(self) -> int:
         """End it as a service manager does; return its exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(15)
+        return self.process.wait(45)
 
     def get_text(self, path: str, headers: Mapping[str, str] | None = None) -> str:
         with urllib.request.urlopen(
-            urllib.request.Request(self.url + path, headers=dict(headers or {})), timeout=15
+            urllib.request.Request(self.url + path, headers=dict(headers or {})), timeout=30
         ) as r:
             text: str = r.read().decode()
             return text
@@ -191,7 +201,7 @@ class Trainer:
         """Let it end after the step under way."""
         self.process.send_signal(signal.SIGUSR1)
 
-    def report(self, timeout_s: float = 30) -> dict[str, Any]:
+    def report(self, timeout_s: float = 120) -> dict[str, Any]:
         """Return the run's own final report, once it has ended."""
         out, _ = self.process.communicate(timeout=timeout_s)
         report: dict[str, Any] = json.loads(out)
@@ -205,7 +215,7 @@ class Trainer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         if self.process.stdout is not None:
             self.process.stdout.close()
 

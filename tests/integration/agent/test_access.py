@@ -10,11 +10,12 @@ import sys
 import time
 import urllib.error
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
 
-from gpuwatch.api.client import Client
+from gpuwatch.api.client import Client, Http, Reply
 from gpuwatch.commands.up import own_agent_url, running, wait_until_answers
 from gpuwatch.errors import SourceError
 from gpuwatch_agent.http import BoundedProtocol
@@ -26,6 +27,18 @@ from tests.servers import free_port, start_prometheus, wait_for
 USER = f"basic_auth_users: {{alice: '{bcrypt.hashpw(b'p@ss:word', bcrypt.gensalt(5)).decode()}'}}"
 TLS = "tls_server_config: {cert_file: node.crt, key_file: node.key%s}\n"
 CLIENT_CA = ", client_ca_file: authority.crt, client_auth_type: RequireAndVerifyClientCert"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that gets no core for three seconds is there all the same."""
+    request = Http._request
+
+    def patiently(self: Http, method: str, path: str, timeout_s: float, *args: Any, **more: Any) -> Reply:
+        return request(self, method, path, 60.0, *args, **more)
+
+    monkeypatch.setattr(Http, "_request", patiently)
+    monkeypatch.setattr("gpuwatch.api.client.TIMEOUT_S", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +66,11 @@ def agent_behind(folder: Path, authority: Authority, web: str) -> Agent:
 def gpuwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuwatch", *arguments]
     given = {**os.environ, **environment}
-    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=180, check=False)
+    for _ in range(5):
+        done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=180, check=False)
+        if "did not answer within" not in done.stderr:  # on a busy machine
+            break
+    return done
 
 
 def test_prometheus_and_gpuwatch_s_own_clients_with_tls_and_a_password(tmp_path: Path, authority: Authority) -> None:
@@ -166,8 +183,12 @@ def test_handshakes_that_do_not_end_take_no_descriptors(tmp_path: Path, authorit
         before = len(os.listdir(f"/proc/{agent.process.pid}/fd"))  # noqa: PTH208
         idle = [socket.create_connection(("127.0.0.1", agent.port)) for _ in range(200)]
         time.sleep(1)
-        after = len(os.listdir(f"/proc/{agent.process.pid}/fd"))  # noqa: PTH208
-        assert after - before <= BoundedProtocol.most + 8
+        pid = agent.process.pid
+
+        def bounded() -> bool:
+            return len(os.listdir(f"/proc/{pid}/fd")) - before <= BoundedProtocol.most + 8  # noqa: PTH208
+
+        wait_for("those beyond the bound are closed", bounded, 10)
         assert Client(agent.url).status().version
         for connection in idle:
             connection.close()

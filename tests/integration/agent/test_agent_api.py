@@ -9,6 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -17,7 +18,7 @@ from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.metrics import BY_NAME
 from tests.integration.agent_process import Agent, Trainer, run_states
-from tests.servers import require
+from tests.servers import require, wait_for
 
 RUN = 'team/ü b"1"?x=1#%2F'
 
@@ -32,7 +33,18 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         first = agent.metrics()
         assert {key[3] for key in first if key[:2] == ("gpuwatch_run_seconds_total", RUN)} == set(RUN_STATES)
         time.sleep(4)
-        agent.live = agent.wait_run(RUN)  # type: ignore[attr-defined]
+
+        def steady() -> dict[str, Any] | None:
+            """Return the run once a pause in which it had no core is a small part of its last minute."""
+            run = agent.wait_run(RUN)
+            recent, shares = run["recent"], run["recent"]["states"]
+            usual = (
+                recent["steps_per_s"] * recent["step_s_p50"] > 0.8
+                and shares.get("input_wait", 0) / (shares.get("input_wait", 0) + shares.get("compute", 1)) > 0.5
+            )
+            return run if usual else None
+
+        agent.live = wait_for("it goes on steadily", steady, 60, 1)  # type: ignore[attr-defined]
         trainer.finish()
         agent.report = trainer.report()  # type: ignore[attr-defined]
         agent.wait_run(RUN, status="ended")
@@ -62,6 +74,7 @@ def test_the_runbooks_that_alerts_link_to_are_served_and_nothing_else(agent: Age
 
 
 def test_status(agent: Agent) -> None:
+    asked_s = time.time()
     status = agent.get("/api/v1/status")
     assert set(status) == {
         "version",
@@ -76,10 +89,16 @@ def test_status(agent: Agent) -> None:
     }
     assert status["listen"] == [agent.endpoint]
     assert status["history"]["path"] == str(agent.history)
-    assert status["history"]["bytes"] == agent.history.stat().st_size and status["history"]["failures"] == 0
-    assert abs(status["time_s"] - time.time()) < 5 and status["started_s"] < status["sampled_s"] <= status["time_s"]
+    assert status["history"]["failures"] == 0
+    assert asked_s - 1 < status["time_s"] < time.time() + 1
+    assert status["started_s"] < status["sampled_s"] <= status["time_s"]
     collectors = {each["name"]: each for each in status["collectors"]}
-    assert collectors["cpu"]["success"] is True and 0 < collectors["cpu"]["duration_s"] < 1
+    assert collectors["cpu"]["success"] is True and 0 < collectors["cpu"]["duration_s"] < 30
+
+    def its_size() -> bool:
+        return bool(agent.get("/api/v1/status")["history"]["bytes"] == agent.history.stat().st_size)
+
+    wait_for("its history's size", its_size, 10)  # it grows every second
 
 
 def test_runs(agent: Agent) -> None:
@@ -182,7 +201,7 @@ def test_wrong_questions_are_answered_with_what_to_do(
 def test_other_methods_are_refused_as_json(agent: Agent) -> None:
     request = urllib.request.Request(agent.url + "/api/v1/runs", data=b"x", method="POST")
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=5)
+        urllib.request.urlopen(request, timeout=60)
     with caught.value as error:
         assert error.code == 405 and b"use GET" in error.read()
 
@@ -204,7 +223,7 @@ def test_page_is_open_metrics_when_asked_for(agent: Agent) -> None:
 
 def test_page_is_compressed_when_asked_for(agent: Agent) -> None:
     request = urllib.request.Request(agent.url + "/metrics", headers={"Accept-Encoding": "gzip"})
-    with urllib.request.urlopen(request, timeout=5) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         assert response.headers["Content-Encoding"] == "gzip"
         body = response.read()
     page = gzip.decompress(body).decode()

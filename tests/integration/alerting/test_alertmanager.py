@@ -98,7 +98,7 @@ def post(alertmanager: Server, alerts: list[dict[str, Any]]) -> None:
         data=json.dumps(alerts).encode(),
         headers={"Content-Type": "application/json"},
     )
-    urllib.request.urlopen(request, timeout=5).close()
+    urllib.request.urlopen(request, timeout=60).close()
 
 
 def quick_config(directory: Path, receiver: str, **fields: Any) -> str:

@@ -67,6 +67,7 @@ def test_gpus_through_an_exporter(tmp_path: Path, exporter: Exporter) -> None:
     ):
         ledgers = Ledgers(agent)
         gpu = ("0", "GPU-0")
+        wait_for("the exporter is read", lambda: ("gpuwatch_gpu_power_watts", *gpu) in agent.metrics(), 20)
         page = agent.metrics()
         assert page[("gpuwatch_gpu_power_watts", *gpu)] == 35.686  # the exporter's, not NVML's
         assert page[("gpuwatch_gpu_info", *gpu, "NVIDIA L40S", "00000000:00:07.0", "595.58.03")] == 1
@@ -83,9 +84,9 @@ def test_gpus_through_an_exporter(tmp_path: Path, exporter: Exporter) -> None:
         exporter.status = 200
         wait_for("it is read again", lambda: agent.metrics()[failed] == 0, 10, 0.2)
         asked = exporter.asked
-        agent.metrics()
-        agent.metrics()
-        assert exporter.asked - asked <= 2  # a scrape sends no query
+        for _ in range(40):
+            agent.metrics()
+        assert exporter.asked - asked < 30  # a scrape sends no query, a second does
 
 
 def test_mig_instances_have_activity_from_the_exporter_and_processes_from_nvml(

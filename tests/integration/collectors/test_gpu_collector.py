@@ -306,10 +306,10 @@ def test_a_hang_past_the_deadline_is_named_and_recovered_from(nvml, collector, c
     assert collector.processes() == {"GPU-aaaa": (4711, 4712)}
 
     nvml.write([replace(FIRST, hangs_s={"nvmlDeviceGetUtilizationRates": 300})])
-    collector.fast.thread._deadline_s = 0.2
+    collector.fast.thread._deadline_s = 2.0
     for _ in range(3):
         clock.now_s += 1
-        with pytest.raises(TimeoutError, match=r"^NVML did not answer within 0.2 s \(utilization of GPU 0\)$"):
+        with pytest.raises(TimeoutError, match=r"^NVML did not answer within 2 s \(utilization of GPU 0\)$"):
             collector.collect()
     assert len(calls) == 2  # one before, and the one that hangs: no other was started meanwhile
     assert collector.processes() == {}
@@ -377,7 +377,7 @@ except TimeoutError as error:
         done = subprocess.run(command, env=nvml.environment(), capture_output=True, text=True, timeout=180, check=True)
         return json.loads(done.stdout)
 
-    assert run(0.5, "gpuwatch_gpu_power_watts") == "NVML did not answer within 0.5 s (energy of GPU 1)"
+    assert run(5, "gpuwatch_gpu_power_watts") == "NVML did not answer within 5 s (energy of GPU 1)"
     nvml.write([FIRST, SECOND])
     assert run(60, "gpuwatch_gpu_power_watts") == [631.95, 110.23]
 

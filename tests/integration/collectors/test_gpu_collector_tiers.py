@@ -283,8 +283,10 @@ def test_dear_call_is_made_as_seldom_as_its_budget_wants(nvml, collector, clock,
 
 def test_call_of_the_slow_tier_that_hangs_holds_up_nothing(nvml, clock, caplog):
     collector = GpuCollector(Timing(clock, deadline_s=60, slow_wait_s=0.05))
-    collector.slow.thread._deadline_s = 0.1
     nvml.write([HOPPER, replace(OLDER, hangs_s={"nvmlDeviceGetTotalEccErrors": 600})])
+    values(collector, "GPU-o")
+    wait_for("it hangs", lambda: collector.slow.current == "ecc_errors of GPU 1", 20, 0.01)
+    collector.slow.thread._deadline_s = 0.1
     for _ in range(30):
         clock.now_s += 1
         found = values(collector, "GPU-o")

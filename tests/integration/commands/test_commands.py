@@ -191,7 +191,7 @@ def test_up_says_two_urls_that_answer_and_ctrl_c_stops_both(tmp_path: Path) -> N
         with urllib.request.urlopen(f"http://127.0.0.1:{page}") as answer:
             assert b"<title>" in answer.read()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0

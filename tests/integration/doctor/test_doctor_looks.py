@@ -25,6 +25,12 @@ from tests.nvml.fake import FakeGpu, FakeNvml, patch_library
 from tests.servers import free_port
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no driver that hangs."""
+    monkeypatch.setattr("gpuwatch.tools.doctor.machine._NVML_DEADLINE_S", 60.0)
+
+
 def test_nvml_tells_driver_gpus_and_processes(nvml: FakeNvml) -> None:
     nvml.write([FakeGpu(processes=((4711, 1 << 30),)), FakeGpu(uuid="GPU-b", name="NVIDIA L4", minor=1)])
     facts = read_nvml()
@@ -53,12 +59,13 @@ def test_nvml_without_driver_library_or_with_two_versions(
     assert read_nvml().state == "no library"
 
 
-def test_nvml_that_hangs_is_given_up_on(nvml: FakeNvml) -> None:
-    nvml.write([FakeGpu()], hangs_s={"nvmlInitWithFlags": 20.0})
+def test_nvml_that_hangs_is_given_up_on(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwatch.tools.doctor.machine._NVML_DEADLINE_S", 2.0)
+    nvml.write([FakeGpu()], hangs_s={"nvmlInitWithFlags": 120.0})
     begun_s = time.monotonic()
     try:
         assert read_nvml().state == "hangs"
-        assert time.monotonic() - begun_s < 3.0
+        assert time.monotonic() - begun_s < 30
     finally:
         nvml.write([])  # lets the thread go
 
@@ -140,7 +147,7 @@ def test_fetch_gives_every_status_and_passes_by_the_proxy(monkeypatch: pytest.Mo
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
         try:
-            assert [(fetch(url + path).status, fetch(url + path).body) for path in ("/", "/readyz")] == [
+            assert [(fetch(url + path, 60).status, fetch(url + path, 60).body) for path in ("/", "/readyz")] == [
                 (200, b"words"),
                 (503, b"words"),
             ]
@@ -165,7 +172,7 @@ def not_http() -> Iterator[int]:
         thread = threading.Thread(target=greet, daemon=True)
         thread.start()
         yield server.getsockname()[1]
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive(), "no one has connected"
 
 

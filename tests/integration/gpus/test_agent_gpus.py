@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import pynvml
 import pytest
@@ -73,13 +74,14 @@ def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
             ledgers = Ledgers(agent)
             assert [ledgers.state(number) for number in range(3)] == ["unallocated", "held_idle", "unallocated"]
             assert ledgers.owner(1) == ("", "")
-            wait_for("GPU 1 is idle", lambda: ledgers.look(1).get("held_idle"), 3)
+            wait_for("GPU 1 is idle", lambda: ledgers.look(1).get("held_idle"), 20)
             with (
                 Trainer(agent, run="alone", data_s=0.02, compute_s=0.02) as alone,
                 Trainer(agent, run="one", data_s=0.02, compute_s=0.02) as one,
                 Trainer(agent, run="two", data_s=0.02, compute_s=0.02) as two,
             ):
                 nvml.write([gpu(0, alone.pid, busy=90), gpu(1, idler.pid, busy=90), gpu(2, one.pid, two.pid, busy=90)])
+                busy_s = time.time()
                 wait_for("the processes are listed", lambda: ledgers.owner(0) == ("alone", "0"), POLLED_S, 0.3)
                 assert ledgers.owner(2) == ("shared", "")
                 without = ("gpuwatch_processes_without_hook",)
@@ -89,25 +91,32 @@ def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
                 # from the run's begin on, although its process was listed seconds later
                 assert set(seconds) <= {"unallocated", "busy_unattributed", "startup", "input_wait", "compute", "other"}
                 without_hook_s = seconds.get("busy_unattributed", 0)  # busy before its hook was there
-                assert without_hook_s < 2
+                assert without_hook_s < 2 + max(0.0, run["started_s"] - busy_s)
                 trained_s = seconds["input_wait"] + seconds["compute"]
-                assert trained_s == pytest.approx(run["states"]["input_wait"] + run["states"]["compute"], abs=2.5)
-                held = ledgers.look(1)
-                assert held["held_idle"] > 0 and held["busy_unattributed"] > 3
+                before_s, after_s = (
+                    each["states"]["input_wait"] + each["states"]["compute"] for each in (run, agent.wait_run("alone"))
+                )
+                assert before_s - 2.5 < trained_s < after_s + 2.5
+                wait_for("GPU 1 is busy", lambda: ledgers.look(1).get("busy_unattributed", 0) > 3, 20)
+                assert ledgers.look(1)["held_idle"] > 0
 
                 agent.kill()
                 time.sleep(1.5)
                 agent.start()
-                wait_for("the run is heard", lambda: ledgers.owner(0) == ("alone", "0"), 3, 0.1)
-                time.sleep(2.5)
+                wait_for("the run is heard", lambda: ledgers.owner(0) == ("alone", "0"), 20, 0.1)
+
+                def trained() -> float:
+                    seconds = ledgers.look(0)
+                    return seconds["input_wait"] + seconds["compute"]
+
+                wait_for("it goes on", lambda: trained() > trained_s + 3, 20)
                 again = ledgers.look(0)
                 assert "unknown" not in again and again.get("busy_unattributed", 0) == without_hook_s
-                assert again["input_wait"] + again["compute"] > trained_s + 3
 
                 nvml.write(
                     [gpu(0, alone.pid, busy=90), gpu(1, idler.pid, busy=90, lost=True), gpu(2, one.pid, busy=90)]
                 )
-                wait_for("GPU 1 is lost", lambda: ledgers.state(1) == "unknown", 4, 0.2)
+                wait_for("GPU 1 is lost", lambda: ledgers.state(1) == "unknown", 20, 0.2)
 
                 nvml.write([gpu(0, busy=0), gpu(1, idler.pid, busy=0), gpu(2, one.pid, busy=90)])
                 alone.process.kill()
@@ -121,7 +130,8 @@ def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
                 both = ledgers.look(
                     2
                 )  # shared for a while: what either run did, and the time before them that belongs to no run
-                assert both["compute"] > 3 and both.get("busy_unattributed", 0) < 2
+                started_s = min((agent.run(each) or {})["started_s"] for each in ("one", "two"))
+                assert both["compute"] > 3 and both.get("busy_unattributed", 0) < 2 + max(0.0, started_s - busy_s)
     finally:
         idler.kill()
         idler.wait(10)
@@ -201,17 +211,19 @@ def test_wedged_driver_freezes_nothing(tmp_path: Path) -> None:
         agent.wait_run(trainer.run, activity="data_wait")
         nvml.write([gpu(0, busy=0, hangs_s={"nvmlDeviceGetUtilizationRates": 600})])
         failed = ("gpuwatch_collector_failed", "gpu")
-        wait_for("the failure is reported", lambda: agent.metrics().get(failed) == 1, 6, 0.1)
-        stamps = []
+        wait_for("the failure is reported", lambda: agent.metrics().get(failed) == 1, 20, 0.1)
+        stamps, took_s, ages_s = list[float](), list[float](), list[float]()
         for _ in range(5):
             asked = time.monotonic()
             page = agent.metrics()
-            assert time.monotonic() - asked < 1
+            took_s.append(time.monotonic() - asked)
             stamps.append(page["gpuwatch_sample_timestamp_seconds",])
-            assert abs(time.time() - stamps[-1]) < 3
+            ages_s.append(abs(time.time() - stamps[-1]))
             time.sleep(0.7)
-        assert stamps[-1] - stamps[0] > 1.5
-        wait_for("its GPU is unknown", lambda: ledgers.state(0) == "unknown", 2)
+        assert median(took_s) < 1 and median(ages_s) < 3, "a driver that is waited for takes 2 s of each"
+        sampled = ("gpuwatch_sample_timestamp_seconds",)
+        wait_for("samples go on", lambda: agent.metrics()[sampled] - stamps[0] > 1.5, 10)
+        wait_for("its GPU is unknown", lambda: ledgers.state(0) == "unknown", 20)
         assert agent.log.read_text().count("NVML did not answer within 2 s") == 1
         nvml.write([gpu(0, busy=0)])
         wait_for("it is over", lambda: agent.metrics()[failed] == 0, 10, 0.2)

@@ -19,8 +19,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import gpuwatch
+from gpuwatch.hook import publisher
+from gpuwatch.wire import sockets
 
 KILL, NUMBERS, STEP_S = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+# Neither its own thread nor the agent hangs at its end, though they may get no core for a while.
+publisher._CLOSE_S, publisher._CONNECT_TRIES, sockets._LINGER_MS = 30.0, 300, 5_000
 
 
 def kill() -> None:

@@ -65,13 +65,19 @@ def test_import_is_light(tmp_path: Path) -> None:
 def test_a_script_with_one_line_more_prints_its_verdict_once_at_the_end(tmp_path: Path) -> None:
     done = run(
         """
-        import time, gpuwatch
+        import pathlib, time, gpuwatch
+        spent = {"wait": 0.0, "train": 0.0}
+        def spend(what):
+            begin = time.perf_counter()
+            time.sleep(0.01)
+            spent[what] += time.perf_counter() - begin
         def batches():
             for _ in range(30):
-                time.sleep(0.01)
+                spend("wait")
                 yield 1
         for batch in gpuwatch.watch(batches()):
-            time.sleep(0.01)
+            spend("train")
+        pathlib.Path(__file__).with_name("share").write_text(str(100 * spent["wait"] / sum(spent.values())))
         """,
         tmp_path,
     )
@@ -79,8 +85,8 @@ def test_a_script_with_one_line_more_prints_its_verdict_once_at_the_end(tmp_path
     lines = done.stderr.splitlines()
     assert lines[0].startswith("gpuwatch · train.py · ") and "30 steps" in lines[0]
     output, _, share = lines[1].partition("so far input-bound: ")
-    assert re.fullmatch(r"  short: \d+ ms in training steps, too little for a prediction; ", output), output
-    assert 40 <= int(share.partition("%")[0]) <= 60
+    assert re.fullmatch(r"  short: [\d.]+ m?s in training steps, too little for a prediction; ", output), output
+    assert int(share.partition("%")[0]) == pytest.approx(float((tmp_path / "share").read_text()), abs=10)
     assert done.stderr.count("gpuwatch ·") == 1
 
 
@@ -214,7 +220,7 @@ def test_forked_children_report_nothing_end_cleanly_and_do_not_end_the_run(tmp_p
             tmp_path,
             GPUWATCH_ENDPOINT=f"ipc://{socket}",
         )
-        messages = [wire.decode(frame) for frame, _ in receiver.receive(1000)]
+        messages = receive_until(receiver, lambda seen: any(isinstance(m, wire.Bye) for m in seen))
     finally:
         receiver.close()
     assert done.stdout == "[5, 6]\n"
@@ -287,7 +293,7 @@ def test_training_in_another_thread_and_reports_from_the_main_one(tmp_path: Path
     assert worst < 1e-6 and steps == 2000 and compute > 0.95
 
 
-def receive_until(receiver: ZmqReceiver, done: Any, timeout_s: float = 10) -> list[wire.Message]:
+def receive_until(receiver: ZmqReceiver, done: Any, timeout_s: float = 60) -> list[wire.Message]:
     messages: list[wire.Message] = []
     deadline = time.monotonic() + timeout_s
     while not done(messages):
@@ -300,9 +306,15 @@ def receive_until(receiver: ZmqReceiver, done: Any, timeout_s: float = 10) -> li
 def test_an_agent_that_comes_later_is_found_and_the_totals_close(tmp_path: Path) -> None:
     socket = tmp_path / "later.sock"
     script = tmp_path / "late.py"
-    script.write_text("import time, gpuwatch\nfor _ in gpuwatch.watch(range(400)): time.sleep(0.01)\n")
+    script.write_text(
+        "import os, sys, time, gpuwatch\n"
+        "for number in gpuwatch.watch(range(800)):\n"
+        "    time.sleep(0.01)\n"
+        "    while number == 150 and not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+    )
     process = subprocess.Popen(
-        [sys.executable, str(script)], env={**os.environ, "GPUWATCH_ENDPOINT": f"ipc://{socket}", "GPUWATCH_QUIET": "1"}
+        [sys.executable, str(script), str(socket)],
+        env={**os.environ, "GPUWATCH_ENDPOINT": f"ipc://{socket}", "GPUWATCH_QUIET": "1"},
     )
     try:
         time.sleep(1.5)
@@ -317,12 +329,13 @@ def test_an_agent_that_comes_later_is_found_and_the_totals_close(tmp_path: Path)
     assert {"Hello", "Steps", "Bye"} == {type(message).__name__ for message in messages}
     steps = [message for message in messages if isinstance(message, wire.Steps)]
     rows = sum(wire.step_count(message.columns) for message in steps)
-    assert rows + steps[-1].totals.records_dropped == 400
+    assert rows + steps[-1].totals.records_dropped == 800
     bye = messages[-1]
-    assert isinstance(bye, wire.Bye) and bye.totals.steps == 400
+    assert isinstance(bye, wire.Bye) and bye.totals.steps == 800
     assert sum(bye.totals.states_ns.values()) == bye.totals.watermark_ns - bye.totals.start_ns
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("agent", ["absent", "stopped"])
 def test_the_end_of_a_training_waits_at_most_a_second_for_an_agent(tmp_path: Path, agent: str) -> None:
     socket = tmp_path / "stuck.sock"
@@ -355,7 +368,7 @@ def test_a_hook_that_cannot_open_a_socket_trains_on(tmp_path: Path) -> None:
         import time, zmq, gpuwatch
         def broken(*_): raise zmq.ZMQError(24)
         zmq.Context.socket = broken
-        for _ in gpuwatch.watch(range(10)): time.sleep(0.13)
+        for _ in gpuwatch.watch(range(10)): time.sleep(0.6)
         """,
         tmp_path,
     )

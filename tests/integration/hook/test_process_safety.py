@@ -21,6 +21,8 @@ from tests.integration.agent_process import Agent
 
 TRAIN = """
 import os, signal, sys, time, gpuwatch
+import gpuwatch.hook.publisher, gpuwatch.wire.sockets
+gpuwatch.hook.publisher._CLOSE_S, gpuwatch.wire.sockets._LINGER_MS = 30.0, 5_000  # on a busy machine
 w = gpuwatch.Watch(quiet=True)
 for batch in w.steps(range(100_000)):
     time.sleep(0.01)
@@ -72,8 +74,12 @@ def receiver(tmp_path: Path) -> Iterator[tuple[ZmqReceiver, str]]:
 
 def received(listening: ZmqReceiver) -> list[wire.Message]:
     messages: list[wire.Message] = []
-    while frames := listening.receive(500):
+    quiet = 0
+    while quiet < 3:  # also where ZeroMQ's own thread gets no core for a while
+        list(listening.connections())  # else `receive` returns at once from the first one on
+        frames = listening.receive(500)
         messages += [wire.decode(frame) for frame, _ in frames]
+        quiet = 0 if frames else quiet + 1
     return messages
 
 
@@ -129,7 +135,7 @@ def test_a_watch_that_is_open_at_the_end_while_other_threads_train_says_good_bye
             threading.Thread(target=train, args=(watch,), daemon=True).start()
         keep = iter(gpuwatch.Watch(quiet=True).steps(range(5)))   # an iterator that lives until modules are torn down
         next(keep)
-        time.sleep(1.2)
+        time.sleep(4)
     """
     with receiver(tmp_path) as (listening, where):
         with script(tmp_path, source, where) as process:
@@ -279,27 +285,27 @@ def test_a_forked_child_that_trains_is_a_run_of_its_own_also_under_a_declared_id
 def test_twenty_forks_cost_neither_time_nor_memory(tmp_path: Path) -> None:
     """The children are bare `os.fork` as a launcher of evaluations makes them; the run goes on through them."""
     source = """
-        import gc, json, os, pathlib, sys, threading, time, gpuwatch
+        import gc, json, os, pathlib, statistics, sys, threading, time, gpuwatch
         w = gpuwatch.Watch(quiet=True)
         def resident_kib():
             gc.collect()
             return int(pathlib.Path("/proc/self/smaps_rollup").read_text().split("Pss:")[1].split()[0])
-        def forks(count):
+        def fork():
             begin = time.perf_counter()
-            for _ in range(count):
-                child = os.fork()
-                if child == 0: os._exit(0)
-                assert os.waitpid(child, 0)[1] == 0
+            child = os.fork()
+            if child == 0: os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
             return time.perf_counter() - begin
-        bare = forks(20)
-        inside = 0.0
+        bare = [fork() for _ in range(20)]
+        inside = []
         for batch in w.steps(range(40)):
             time.sleep(0.02)
             if batch == 10: before = resident_kib()
-            if batch % 2: inside += forks(1)
+            if batch % 2: inside.append(fork())
         growth = resident_kib() - before
         w.close()
-        print(json.dumps([bare, inside, growth, w.report().steps, threading.active_count()]))
+        usual = [statistics.median(each) for each in (bare, inside)]  # some may have to wait for a core
+        print(json.dumps([*usual, growth, w.report().steps, threading.active_count()]))
     """
     with receiver(tmp_path) as (listening, where):
         with script(tmp_path, source, where) as process:
@@ -307,11 +313,12 @@ def test_twenty_forks_cost_neither_time_nor_memory(tmp_path: Path) -> None:
         messages: list[Any] = received(listening)
     bare_s, inside_s, growth_kib, steps, threads = json.loads(out)
     assert (steps, threads) == (40, 1)
-    assert inside_s < 20 * 0.05 + 5 * bare_s
+    assert inside_s < 0.05 + 5 * bare_s
     assert growth_kib < 4096
     assert len({message.origin.sender for message in messages}) == 1 and isinstance(messages[-1], wire.Bye)
 
 
+@pytest.mark.alone  # a connection is waited for in 0.1 s, and a goodbye is sent within 0.3 s or never
 def test_an_agent_sees_the_good_bye_of_a_short_run(tmp_path: Path, agent: Agent) -> None:
     source = "import gpuwatch\nwith gpuwatch.Watch(quiet=True) as w:\n    for _ in w.steps(range(3)): pass\n"
     with script(tmp_path, source, agent.endpoint, GPUWATCH_RUN="short") as process:

@@ -23,14 +23,16 @@ from gpuwatch.api import Steps
 from gpuwatch.api.client import Client
 from gpuwatch_dashboards.render.cards import PAGES
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
-from tests.integration.agent_process import Agent
+from tests.integration.agent_process import PATIENT, Agent
 from tests.integration.recorded_fleet import Series, write_blocks
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.programs import ROOT, agent, hook_environment
 from tests.servers import Server, prometheus_config, start_prometheus, wait_for
 from tests.slurm import epilog_line
 
-PROGRAM = """
+PROGRAM = (
+    PATIENT
+    + """
 import sys, time
 import gpuwatch
 
@@ -48,6 +50,7 @@ with gpuwatch.Watch(quiet=True) as w:
     if len(sys.argv) > 3:
         time.sleep(600)  # to be killed
 """
+)
 
 RANK = """
 import os, sys, time
@@ -107,8 +110,9 @@ def job_of(server: Server) -> dict[str, Any]:
 
 def test_a_process_that_goes_back_to_a_checkpoint_by_itself(tmp_path: Path) -> None:
     environment = hook_environment(tmp_path, GPUWATCH_RUN="resumed", GPUWATCH_JOB="")
+    command = [sys.executable, "-c", PATIENT + REWINDS]
     with agent(tmp_path) as node:
-        subprocess.run([sys.executable, "-c", REWINDS], env=environment, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
         wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
         job = job_of(node)
     assert (job["attempts"], job["interruptions"], job["steps"]) == (1, 0, 30 + 15 + 15)
@@ -152,10 +156,8 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     states = job["states"]
     assert sum(states.values()) == pytest.approx(job["last_message_s"] - job["started_s"], rel=0.002)
     again = [float(line) for line in second.stdout.split()]
-    own_s = pytest.approx(
-        again[-1] - times[0], rel=0.002, abs=0.1
-    )  # by the programs' own clock; s: up to the last batch asked for
-    assert sum(states.values()) == own_s and end - times[0] < 5 + again[-1] - times[0]
+    # By the programs' own clock: up to the last batch asked for, and to the process's end, which a busy machine delays.
+    assert 0.998 * (again[-1] - times[0]) - 0.1 < sum(states.values()) < 1.002 * (end - times[0]) + 0.1
     assert resumed - heard_s - 0.1 < states["down"] < again[0] - heard_s + 0.1  # the second process begins in between
     assert 0 < states["restart"] < end - resumed
     assert states["redone"] == pytest.approx(again[20] - again[0], abs=0.3)  # it is split by steps within a message
@@ -184,7 +186,7 @@ class Data(torch.utils.data.Dataset):
 class Kill(hf.TrainerCallback):
     def on_step_end(self, args, state, control, **more):
         if state.global_step == 7 and "first" in sys.argv:
-            time.sleep(1.5)
+            time.sleep(5)
             os.kill(os.getpid(), 9)
 
 options = {"gradient_accumulation_steps": 2, "max_steps": 12, "save_steps": 4, "save_strategy": "steps"}
@@ -200,7 +202,7 @@ def test_hugging_face_s_trainer_is_killed_and_resumes_at_its_checkpoint(tmp_path
     """Saved at 4, killed in its seventh step, resumed with nothing declared: two optimizer steps are done again."""
     pytest.importorskip("transformers")
     environment = hook_environment(tmp_path, GPUWATCH_JOB="hf", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-    command = [sys.executable, "-c", TRAINER, str(tmp_path / "out")]
+    command = [sys.executable, "-c", PATIENT + TRAINER, str(tmp_path / "out")]
     with agent(tmp_path) as node:
         killed = subprocess.run([*command, "first"], env=environment, capture_output=True, text=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -251,7 +253,7 @@ def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path
     """They are joined by the run id alone. If they import no torch, torchrun's environment tells them apart."""
     pytest.importorskip("torch")
     program = tmp_path / "train.py"
-    program.write_text(RANK)
+    program.write_text(PATIENT + RANK)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-id=llm-8"]
     torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=1", "--monitor-interval=0.1"]
     with agent(tmp_path) as node:
@@ -422,7 +424,7 @@ def test_the_line_for_slurm_s_epilog_prints_the_job_and_never_fails_nor_hangs(tm
         assert run(node.url) == ""  # no such job yet
         subprocess.run([sys.executable, "-c", PROGRAM, "0", "20"], env=environment, check=True, stdout=subprocess.PIPE)
         wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
-        card = run(node.url)
+        card = wait_for("the job's card", lambda: run(node.url), 60)  # the line itself gives up after some seconds
     assert re.match(r"gpuwatch · job 4711 · \d.*, 1 attempt, 0 interrupted\n  goodput \d+%", card)
     assert run(node.url) == card  # the agent is gone
     with socket.create_server(("127.0.0.1", 0)) as silent:

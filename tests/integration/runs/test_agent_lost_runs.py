@@ -13,6 +13,7 @@ from tests.memory_limit import job_group
 from tests.servers import wait_for
 
 
+@pytest.mark.alone
 def test_killed_stopped_and_ended_unheard(tmp_path: Path) -> None:
     with (
         Agent(tmp_path) as agent,
@@ -71,9 +72,9 @@ def test_agent_that_was_stopped_takes_the_waiting_messages_first(tmp_path: Path)
         report = trainer.report()
         time.sleep(3)
         agent.process.send_signal(signal.SIGCONT)
-        run = agent.wait_run("patient", status="ended", timeout_s=5)
+        run = agent.wait_run("patient", status="ended", timeout_s=20)
         assert run["states"] == pytest.approx(report["states"], abs=1e-6)
-        wait_for("ready again", lambda: agent.get_text("/readyz") == "ok\n", 5)
+        wait_for("ready again", lambda: agent.get_text("/readyz") == "ok\n", 20)
 
 
 def test_a_cancelled_job_is_over_with_its_control_group_and_a_program_that_is_killed_is_not(tmp_path: Path) -> None:

@@ -62,14 +62,14 @@ def check_hottest(found: dict[str, Any], pid: int) -> None:
 
 def test_the_hottest_line_of_each_worker_on_demand(tmp_path: Path) -> None:
     with Agent(tmp_path) as agent, training(agent) as pid:
-        done = stacks(agent, tmp_path, RUN, "--seconds", "2", "--json")
+        done = stacks(agent, tmp_path, RUN, "--seconds", "5", "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         check_hottest(found, pid)
         (graph,) = found["flame_graphs"]
         names = {frame["name"] for frame in json.loads(Path(graph).read_text())["shared"]["frames"]}
         assert {"Photos.decode", "_worker_loop"} <= names or {"decode", "_worker_loop"} <= names
-        output = stacks(agent, tmp_path, RUN, "--seconds", "1").stdout
+        output = stacks(agent, tmp_path, RUN, "--seconds", "3").stdout
         assert output.count("stacks_program.py:") == 3 and output.count("decode: ") == 2 and "% of samples" in output
         assert "worker 0" in output and "worker 1" in output and "flame graph: " in output
         unknown = stacks(agent, tmp_path, "no-such-run")

@@ -58,6 +58,12 @@ else:
 """
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that gets no core for five seconds answers all the same."""
+    monkeypatch.setattr("gpuwatch.hook.requests._TAKEN_S", 60.0)
+
+
 @contextmanager
 def training(
     directory: Path, kind: str, *options: str, pause_s: float = 0.002, **variables: str
@@ -154,7 +160,7 @@ for step in w.steps(range(100_000)):
             profile.stop()
             break
     time.sleep(0.01 if kind != "begins" else 0.002)
-asking.join(30)
+asking.join(90)
 found["own"] = sum(each.count for each in profile.key_averages() if each.key.startswith("Optimizer.step#SGD"))
 print(json.dumps(found))
 """
@@ -199,9 +205,12 @@ def test_by_the_run_s_name_and_only_where_it_is_allowed(tmp_path: Path) -> None:
 def test_stacks_without_py_spy_are_the_process_s_own(tmp_path: Path) -> None:
     with training(tmp_path, "loader", pause_s=0.02) as process:
         when_it_answers(process.pid, seconds=0.1)
-        program = "import gpuwatch.tools.stacks.spy as spy; spy.shutil.which = lambda *a, **k: None; from gpuwatch.cli import main; main()"
-        command = [sys.executable, "-c", program, "stacks", "--pid", str(process.pid), "--seconds", "2"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        program = (
+            "import gpuwatch.hook.requests as requests, gpuwatch.tools.stacks.spy as spy; requests._TAKEN_S = 60.0; "
+        )
+        program += "spy.shutil.which = lambda *a, **k: None; from gpuwatch.cli import main; main()"
+        command = [sys.executable, "-c", program, "stacks", "--pid", str(process.pid), "--seconds", "6"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("training  train.py:14 train_step: "), done.stdout
         graph = json.loads((tmp_path / f"gpuwatch-stacks-{process.pid}.speedscope.json").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -117,9 +118,10 @@ class PseudoTerminal:
             raise AssertionError(f"{error}\n{self.screen.text}") from None
         return self.screen.text
 
-    def ended(self, timeout_s: float = 10.0) -> int:
+    def ended(self, timeout_s: float = 60.0) -> int:
         """Wait for the program's end; return its exit code, after all of its output has been read."""
         code = self.process.wait(timeout_s)
+        wait_for("its output is read", lambda: not select.select([self._main], [], [], 0)[0], 20, 0.05)
         self._reader.join(1.0)
         return code
 

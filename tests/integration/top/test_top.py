@@ -49,7 +49,11 @@ def top(
 
 
 def piped(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TOP, *options], capture_output=True, text=True, env=ENVIRONMENT, timeout=180)
+    for _ in range(5):
+        done = subprocess.run([*TOP, *options], capture_output=True, text=True, env=ENVIRONMENT, timeout=180)
+        if "did not answer within" not in done.stderr:  # on a busy machine
+            break
+    return done
 
 
 def test_verdict_ledger_step_and_advice_at_80_by_24(agent: NodeWithGpus) -> None:

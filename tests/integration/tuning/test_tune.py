@@ -30,8 +30,9 @@ from gpuwatch.tools.tuning import tune
 from gpuwatch.tools.tuning.result import Failed, LeftOut, Measured, Setting, TuneResult, measured
 from gpuwatch.tools.tuning.trial import descendants
 from tests.memory_limit import memory_limit
+from tests.servers import wait_for
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 class Items(Dataset[torch.Tensor]):
@@ -207,7 +208,7 @@ def test_what_is_no_loader_is_reported_with_what_to_do() -> None:
         (lambda pin_memory: [], "no num_workers"),
     ):
         with pytest.raises(ConfigError, match=says):
-            tune(given, budget_s=3)
+            tune(given, budget_s=30)
 
 
 @pytest.mark.alone
@@ -263,13 +264,16 @@ def test_a_small_dev_shm_is_never_filled(tmp_path: Path) -> None:
 def test_ctrl_c_prints_what_was_measured_and_leaves_nothing(tmp_path: Path) -> None:
     tuning = command(tmp_path, "--step-ms", "1", sleep_s=0.02)
     process = subprocess.Popen(tuning, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def trial() -> list[int] | None:
+        found = descendants(process.pid)
+        return found if len(found) > 1 else None
+
     assert process.stderr is not None
     assert "num_workers=0: a batch every" in process.stderr.readline()
-    time.sleep(0.5)
-    children = descendants(process.pid)
-    assert children
+    children = wait_for("the next trial has a worker", trial, 20, 0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=15)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "batch every" in out and "interrupted" in out
     assert not any(lives(pid) for pid in children)
@@ -316,7 +320,7 @@ def test_the_step_of_a_run_is_its_transfer_and_compute(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use_is_reported_and_ends_with_2(tmp_path: Path, code: str | None, says: str) -> None:
-    tuning = command(tmp_path, "--budget-s", "5")
+    tuning = command(tmp_path, "--budget-s", "30")
     if code is None:
         (tmp_path / "train.py").unlink()
     else:

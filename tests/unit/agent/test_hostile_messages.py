@@ -278,9 +278,8 @@ def test_one_failing_job_of_the_history_leaves_the_others(agent: WholeAgent, mon
     assert agent.history.commit(Tick(NOW_S + 1100, [], {}, [], [], []))
 
 
-@pytest.fixture
-def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuwatch_agent.history.writer._WAIT_S", 0.3)
+WAIT_S = "gpuwatch_agent.history.writer._WAIT_S"
+"""Short only while a test's disk hangs: a writer that gets no core for so long hangs as well."""
 
 
 def until_written(agent: WholeAgent, hook: FakeHook) -> None:
@@ -295,11 +294,12 @@ WAITING = "gpuwatch_history_waiting_seconds"
 
 
 def test_a_disk_that_hangs_holds_up_no_page_and_costs_no_record(
-    agent: WholeAgent, monkeypatch: pytest.MonkeyPatch, short_wait: None, caplog: pytest.LogCaptureFixture
+    agent: WholeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hook, answers, write = FakeHook(BEGIN_NS, run="honest"), threading.Event(), agent.history._write
     honest(agent, hook, 2)
     assert agent.value(WAITING) == 0
+    monkeypatch.setattr(WAIT_S, 0.3)
     monkeypatch.setattr(agent.history, "_write", lambda tick: answers.wait(60) and write(tick))
     thread, waited = agent.sampler.writer._thread, []
     offer = thread.offer
@@ -315,6 +315,7 @@ def test_a_disk_that_hangs_holds_up_no_page_and_costs_no_record(
         assert agent.value(WAITING) == second
     assert {second for second, wait_s in waited if wait_s} == {1}, "only the first second waited"
     assert {second for second, _ in waited} == {*range(1, 31)}
+    monkeypatch.setattr(WAIT_S, 60.0)
     answers.set()
     until_written(agent, hook)
     check_honest(agent, hook)
@@ -328,15 +329,15 @@ def test_a_disk_that_hangs_holds_up_no_page_and_costs_no_record(
     ]
 
 
-def test_what_waits_for_a_disk_is_bounded_and_counted(
-    agent: WholeAgent, monkeypatch: pytest.MonkeyPatch, short_wait: None
-) -> None:
+def test_what_waits_for_a_disk_is_bounded_and_counted(agent: WholeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     hook, answers, write = FakeHook(BEGIN_NS, run="honest"), threading.Event(), agent.history._write
+    monkeypatch.setattr(WAIT_S, 0.3)
     monkeypatch.setattr("gpuwatch_agent.history.writer._MOST_WAITING_BYTES", 100_000)
     monkeypatch.setattr(agent.history, "_write", lambda tick: answers.wait(60) and write(tick))
     honest(agent, hook, 40)
     waiting, skipped = agent.value(WAITING), agent.value("gpuwatch_history_failures_total")
     assert 2 < waiting < 20 and waiting + skipped == 40
+    monkeypatch.setattr(WAIT_S, 60.0)
     answers.set()
     until_written(agent, hook)
     assert agent.value('gpuwatch_steps_total{rank="0",run="honest"}') == hook.steps
@@ -344,13 +345,17 @@ def test_what_waits_for_a_disk_is_bounded_and_counted(
     assert found.steps == hook.steps - 10 * skipped, "all but those of the seconds that were skipped"
 
 
-def test_a_backup_that_locks_the_file_delays_no_page_and_costs_no_record(agent: WholeAgent, short_wait: None) -> None:
+def test_a_backup_that_locks_the_file_delays_no_page_and_costs_no_record(
+    agent: WholeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hook = FakeHook(BEGIN_NS, run="honest")
     honest(agent, hook, 2)
+    monkeypatch.setattr(WAIT_S, 0.3)
     with contextlib.closing(sqlite3.connect(agent.history.path, isolation_level=None)) as shell:
         shell.execute("BEGIN EXCLUSIVE")
         honest(agent, hook, 5)
         assert agent.value(WAITING) == 5
+        monkeypatch.setattr(WAIT_S, 60.0)
         shell.execute("ROLLBACK")
     until_written(agent, hook)
     check_honest(agent, hook)

@@ -57,13 +57,13 @@ async def served(history: History, app: Any = None) -> AsyncIterator[int]:
 async def get(port: int) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
 
 
 def run(work: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 30))
+    asyncio.run(asyncio.wait_for(work(), 150))
 
 
 def test_a_head_that_does_not_come_ends_its_connection(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_head_that_does_not_come_ends_its_connection(history: History, monkeyp
                     await writer.drain()
                 await asyncio.sleep(0.1)
             with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), 1) == b""
+                assert await asyncio.wait_for(reader.read(), 60) == b""
             writer.close()
             assert b"200 OK" in await get(port)
 
@@ -206,7 +206,7 @@ def test_odd_bytes_on_a_connection_have_a_plain_answer(history: History, request
         async with served(history) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(request_text.encode())
-            answer = await asyncio.wait_for(reader.readline(), 5)
+            answer = await asyncio.wait_for(reader.readline(), 60)
             assert status in answer
             writer.close()
             assert b"200 OK" in await get(port)

@@ -162,16 +162,16 @@ def test_no_gpu_no_library_and_a_library_that_fails(
 
 
 def test_call_that_hangs_is_given_up_on_named_and_waited_for(smi: FakeAmdsmi, clock: Clock) -> None:
-    collector = AmdCollector(Timing(clock, deadline_s=0.2), lambda: smi)
+    collector = AmdCollector(Timing(clock, deadline_s=2.0), lambda: smi)
     go_on = threading.Event()
     patient = smi.amdsmi_get_power_info
     smi.amdsmi_get_power_info = lambda handle: patient(handle) if go_on.wait(30) else {}  # type: ignore[method-assign]
     for _ in range(2):
-        with pytest.raises(TimeoutError, match=r"amdsmi did not answer within 0.2 s \(power of GPU 0\)"):
+        with pytest.raises(TimeoutError, match=r"amdsmi did not answer within 2 s \(power of GPU 0\)"):
             collector.collect()
     assert collector.processes() == {}
     go_on.set()
-    for _ in range(200):
+    for _ in range(600):
         try:
             found = look(collector)
             break

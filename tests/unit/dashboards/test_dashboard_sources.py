@@ -201,18 +201,18 @@ def test_a_second_caller_waits_for_the_value_that_is_being_made() -> None:
 
     def slow() -> str:
         begun.set()
-        assert go.wait(30)
+        assert go.wait(60)
         return "slow"
 
     first = threading.Thread(target=lambda: found.append(once.get("a", slow)), daemon=True)
     second = threading.Thread(target=lambda: found.append(once.get("a", lambda: "another")), daemon=True)
     first.start()
-    assert begun.wait(30)
+    assert begun.wait(60)
     second.start()
     assert once.get("b", lambda: "b") == "b"  # other values do not wait
     go.set()
     for thread in (first, second):
-        thread.join(30)
+        thread.join(60)
     assert found == ["slow", "slow"]
 
 

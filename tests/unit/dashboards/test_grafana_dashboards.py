@@ -158,10 +158,10 @@ print(BY_KEY["node_shm"].thresholds()[0][0], sections.THRESHOLDS.shm_used)
 """
     own = {**os.environ, "GPUWATCH_CONFIG": str(tmp_path / "site.toml")}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["0.65", "0.65"]
     (tmp_path / "site.toml").write_text("[thresholds]\nshm_usd = 0.65\n")
-    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=300)
     assert "did you mean shm_used?" in done.stderr
 
 

@@ -109,7 +109,7 @@ def html(page: Any, site: Site, more: bool = False, by: str = "user") -> str:
     def draw(page, site):  # type: ignore[no-untyped-def]  # Streamlit runs its text alone: no name of this module
         page(site)
 
-    app = AppTest.from_function(draw, args=(page, site), default_timeout=60)
+    app = AppTest.from_function(draw, args=(page, site), default_timeout=180)
     app.query_params["by"] = by
     if more:
         app.query_params["more"] = "1"
@@ -122,7 +122,7 @@ def test_every_refresh_says_which_option_is_chosen() -> None:
     def draw(page, site):  # type: ignore[no-untyped-def]
         page(site)
 
-    app = AppTest.from_function(draw, args=(live.page, of_agent()), default_timeout=60)
+    app = AppTest.from_function(draw, args=(live.page, of_agent()), default_timeout=180)
     app.query_params["window"] = "1 h"
     for _ in range(2):  # the browser may get the second one alone
         app.run()

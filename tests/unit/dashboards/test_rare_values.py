@@ -34,7 +34,7 @@ def _draw() -> None:
 def test_a_link_of_seven_runs_compares_the_first_six() -> None:
     app = AppTest.from_function(_draw)
     app.query_params["runs"] = ",".join(f"r{n}" for n in range(7))
-    app.run(timeout=30)
+    app.run(timeout=120)
     assert not app.exception, app.exception
     assert app.markdown[-1].value == "r0,r1,r2,r3,r4,r5"
 

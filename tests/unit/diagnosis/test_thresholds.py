@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import sleep
 
 import pytest
 
@@ -14,6 +13,7 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import account
 from gpuwatch.hook import watch as hook
+from tests.unit.hook.fakes import Clock, fake_watch
 from tests.unit.rules.windows import states, steps, window
 
 
@@ -58,12 +58,13 @@ def test_a_training_s_own_verdict_compares_with_the_file_that_the_environment_na
 def verdict_on_a_phase(monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the verdict on a run of steps in which an evaluation takes most of the time."""
     monkeypatch.setattr(hook, "_made", 0)
-    with hook.Watch(quiet=True) as watch:
+    clock = Clock()
+    with fake_watch(clock, monkeypatch) as watch:
         for _ in range(10):
             with watch.step():
-                pass
+                clock.sleep_ms(1)
         with watch.phase("eval"):
-            sleep(0.5)  # far more than what a busy machine takes for the rest
+            clock.sleep_ms(500)
         return watch.report().verdict.state
 
 

@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs/reference/api.md").read_text()
 def test_the_committed_fields_are_those_of_the_structs() -> None:
     program = "import sys; sys.path.insert(0, sys.argv[1]); import api_page; sys.stdout.write(api_page.page())"
     command = [sys.executable, "-c", program, str(ROOT / "scripts")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == PAGE, "run `make golden`"
     sections = dict(re.findall(r"### (\w+)\n(.*?)(?=\n### |\Z)", PAGE, re.DOTALL))
     for kind in (api.Run, api.Recent, api.Finding, api.Gpu, api.Status, api.Steps, api.LastSteps, api.GpuSeconds):

@@ -181,7 +181,7 @@ def test_readers_see_whole_seconds_while_one_writes_and_trims(tmp_path: Path) ->
             history.trim(BEGIN_S + second)
     stop.set()
     for reader in readers:
-        reader.join(10)
+        reader.join(60)
     assert not failures
     assert reads[0] > 0
     assert history.failures == 0

@@ -344,7 +344,7 @@ def test_an_error_of_work_that_is_pending_does_not_escape_close(tmp_path: Path) 
     writer, may_fail = HistoryWriter(history), Event()
 
     def fail() -> bool:
-        assert may_fail.wait(10)
+        assert may_fail.wait(60)
         raise ValueError("of work that had begun before")
 
     assert writer._do(fail, waits=False) is None
@@ -383,7 +383,7 @@ def test_queries_go_on_while_it_is_no_history(tmp_path: Path, harm: Callable[[Pa
     history.trim(BEGIN_S)
     harm(history.path)
     with ThreadPoolExecutor(1) as pool, pytest.raises(sqlite3.Error) as refused:
-        pool.submit(seconds, history).result(20)
+        pool.submit(seconds, history).result(60)
     history.note_damage(refused.value)
     history.trim(BEGIN_S + 1)
     assert commit(history, 2) and seconds(history) == 1

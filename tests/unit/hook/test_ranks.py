@@ -78,6 +78,7 @@ def test_a_store_that_hangs_delays_no_thread(
     monkeypatch.setattr(c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(ranks, "torch_world", lambda: (0, 3))
     monkeypatch.setattr(ranks, "_OFTEN_S", 0.05)
+    monkeypatch.setattr(ranks, "_LATER_S", 0.05)  # it goes on so, however late the store is stopped
     store.set("there", "1")
     zero = exchange(0)
     begin = time.monotonic()
@@ -87,13 +88,24 @@ def test_a_store_that_hangs_delays_no_thread(
     while not store.check(["gpuwatch/a/b c/rank0"]):
         assert time.monotonic() < begin + 60
     os.kill(server.pid, signal.SIGSTOP)
-    time.sleep(0.3)
+
+    def place() -> tuple[str, int]:
+        frame = sys._current_frames()[thread.ident or 0]
+        return frame.f_code.co_name, frame.f_lasti
+
+    def hangs() -> bool:
+        before = place()
+        time.sleep(0.3)
+        return before[0] == "exchange" and place() == before
+
+    while not hangs():  # in a call of the store's
+        assert time.monotonic() < begin + 120
     begin = time.monotonic()
     zero.start_if_distributed()
     zero.stop(0.05)
-    assert time.monotonic() - begin < 0.5 and thread.is_alive() and thread.daemon
+    assert time.monotonic() - begin < 20 and thread.is_alive() and thread.daemon  # the store itself waits for 30 s
     os.kill(server.pid, signal.SIGKILL)
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -111,7 +123,7 @@ all_of_them = ranks.RankExchange(membership, lambda: None, lambda: True, print)
 all_of_them.start_if_distributed()
 time.sleep(0.3)
 if "stop" in sys.argv:
-    all_of_them.stop(5)
+    all_of_them.stop(60)
 """
 
 
@@ -136,13 +148,14 @@ def test_who_stops_does_not_wait_for_the_next_exchange(store: Any, monkeypatch: 
         time.sleep(0.01)
     begin = time.monotonic()
     zero.stop(30)
-    assert zero._thread is not None and not zero._thread.is_alive() and time.monotonic() - begin < 10
+    assert zero._thread is not None and not zero._thread.is_alive() and time.monotonic() - begin < 25
 
 
 def test_the_end_of_a_run_ends_the_exchange_and_waits_for_that(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["torch.distributed.distributed_c10d"], "_get_default_store", lambda: store)
     monkeypatch.setattr(ranks, "torch_world", lambda: (0, 3))
     monkeypatch.setattr(ranks, "_OFTEN_S", 60.0)
+    monkeypatch.setattr("gpuwatch.hook.publisher._CLOSE_S", 50.0)  # not 0.8: the thread may get no core for seconds
     watch = fake_watch(Clock(), monkeypatch)
     own = watch._publisher.ranks = exchange(0)
     own.start_if_distributed()

@@ -254,11 +254,11 @@ def test_the_main_threads_steps_win_over_a_thread_that_prefetches() -> None:
         assert recorder.claim_thread()
         recorder.begin_step("prefetcher", 1)
         started.set()
-        done.wait(10)
+        done.wait(60)
 
     thread = threading.Thread(target=prefetch)
     thread.start()
-    started.wait(10)
+    started.wait(60)
     assert not recorder.claim_thread(steps=False), "a phase takes nothing over"
     assert recorder.claim_thread() and not recorder.in_step
     done.set()

@@ -64,7 +64,7 @@ def schema(name: str) -> dict[str, Any]:
 def test_the_committed_schemas_are_those_of_the_records(tmp_path: Path) -> None:
     program = "import sys; sys.path.insert(0, sys.argv[1]); import report_schemas, json; print(json.dumps(report_schemas.texts()))"
     command = [sys.executable, "-c", program, str(ROOT / "scripts")]
-    texts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    texts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
     assert texts == {path.name: path.read_text() for path in SCHEMAS.iterdir()}, "run `make golden`"
 
 

@@ -552,9 +552,9 @@ def test_a_hundred_restarts_close() -> None:
     job = node.only()
     assert (job.attempts, job.interruptions, job.steps, job.redone_steps) == (100, 99, 1000, 99 * 5)
     assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
-    begin = time.perf_counter()
+    begin = time.thread_time()  # of its own: others may have the core
     node.jobs.update(node.runs.values())
-    assert time.perf_counter() - begin < 0.5
+    assert time.thread_time() - begin < 0.5
 
 
 def crashing(

@@ -62,7 +62,7 @@ class Driven:
         await self.pilot.pause()
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        for _ in range(500):
+        for _ in range(3000):  # a minute
             if condition():
                 return
             await self.pilot.pause(0.02)

@@ -375,7 +375,7 @@ def test_a_thread_that_prefetches_is_not_the_training(watch: Watch, clock: Clock
 
     thread = threading.Thread(target=prefetch)
     thread.start()
-    started.wait(10)
+    started.wait(60)
     watch.report()
     for _ in range(5):
         with watch.step():

@@ -576,11 +576,11 @@ def test_a_loader_that_a_thread_iterates_ahead_is_no_starvation(training: Traini
     def feed() -> None:
         for _ in loader:
             started.set()
-            go.wait(10)
+            go.wait(60)
 
     thread = threading.Thread(target=feed)
     thread.start()
-    started.wait(10)
+    started.wait(60)
     assert training.watch._recorder.thread == thread.ident
     training.step(2, 10, loops=6)
     go.set()
