@@ -7,13 +7,14 @@ Source: https://docs.nvidia.com/deploy/nvml-api, and nvml.h for the units.
 import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pynvml
 
 from gpuwatch.alerting.thresholds import XIDS_OF_PROGRAMS
 from gpuwatch.errors import NoData
+from gpuwatch.metrics import Sample
 from gpuwatch.tables import table
 from gpuwatch_agent.collectors.drivers import TIMING, DriverCollector, Fate, GpuDevice, Reads, Timing, Value, values
 
@@ -200,6 +201,10 @@ class GpuCollector(DriverCollector):
         super().__init__(timing, fast, slow if only_processes else {**slow, **SLOW})
         self._xids = XidWatch(timing.wall_clock)
 
+    def collect(self) -> Iterable[Sample]:
+        """Return also the XID errors of lost GPUs: of one that falls off the bus (79), no other sample tells why."""
+        return [*super().collect(), *self._xids.of_lost({gpu.uuid for gpu in self._gpus})]
+
     def start(self) -> Iterator[GpuDevice | str]:
         self._gpm = Gpm()
         self._xids.close()
@@ -319,9 +324,9 @@ class XidWatch:
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
         self._events: Any = None
-        self._uuids: dict[int, str] = {}  # by the address that a handle is
+        self._gpus: dict[int, GpuDevice] = {}  # by the address that a handle is
         self._counts: dict[str, int] = {}
-        self._last: dict[str, tuple[int, float]] = {}
+        self._last: dict[str, tuple[int, float, GpuDevice]] = {}
 
     def register(self, gpus: Sequence[GpuDevice]) -> None:
         """Subscribe to these GPUs' errors; GPUs without events are skipped."""
@@ -330,33 +335,40 @@ class XidWatch:
         for gpu in gpus if self._events is not None else ():
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
-                self._uuids[_address(gpu.handle)] = gpu.uuid
+                self._gpus[_address(gpu.handle)] = gpu
                 self._counts.setdefault(gpu.uuid, 0)
 
     def close(self) -> None:
-        """Unsubscribe; before NVML is shut down."""
+        """Read what is still queued, such as why a GPU was lost, and unsubscribe; before NVML is shut down."""
+        with contextlib.suppress(pynvml.NVMLError):
+            self.poll()
         if self._events is not None:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(self._events)
-        self._events, self._uuids = None, {}
+        self._events, self._gpus = None, {}
 
     def poll(self) -> None:
         """Read the queued events, without waiting. Raises: NVMLError, a timeout after the last one."""
-        for _ in range(_MOST_A_TICK if self._uuids else 0):
+        for _ in range(_MOST_A_TICK if self._gpus else 0):
             event = pynvml.nvmlEventSetWait_v2(self._events, 0)
-            uuid = self._uuids.get(_address(event.device))
-            if uuid is not None and event.eventType & pynvml.nvmlEventTypeXidCriticalError:
-                self._counts[uuid] += 1
+            gpu = self._gpus.get(_address(event.device))
+            if gpu is not None and event.eventType & pynvml.nvmlEventTypeXidCriticalError:
+                self._counts[gpu.uuid] += 1
                 xid, now_s = int(event.eventData), self._wall_clock()
-                before, at_s = self._last.get(uuid, (0, -math.inf))
+                before, at_s, _ = self._last.get(gpu.uuid, (0, -math.inf, gpu))
                 if xid not in XIDS_OF_PROGRAMS or before in (0, *XIDS_OF_PROGRAMS) or now_s - at_s > _FAULT_STAYS_S:
-                    self._last[uuid] = xid, now_s
+                    self._last[gpu.uuid] = xid, now_s, gpu
 
     def values(self, gpu: GpuDevice) -> list[Value]:
         """Return a GPU's errors; nothing for one without events."""
-        number, at_s = self._last.get(gpu.uuid, (None, None))
+        number, at_s, _ = self._last.get(gpu.uuid, (None, None, gpu))
         count = self._counts.get(gpu.uuid)
         return values(xid_errors_total=count, last_xid=number, last_xid_timestamp_seconds=at_s)
+
+    def of_lost(self, listed: Collection[str]) -> Iterator[Sample]:
+        """Yield the errors of GPUs that had one, and are not listed by these UUIDs any more."""
+        for gpu in (gpu for uuid, (*_, gpu) in self._last.items() if uuid not in listed):
+            yield from (Sample(metric, value, (str(gpu.index), gpu.uuid)) for metric, value, _ in self.values(gpu))
 
 
 def _address(handle: Any) -> int:

@@ -152,6 +152,37 @@ def test_xids_are_counted_from_the_agents_start_with_number_and_time(nvml, colle
     assert (found["xid_errors_total",], found["last_xid",]) == (3, 94)
 
 
+def test_the_xid_of_a_gpu_that_falls_off_the_bus_is_reported(nvml, collector, clock):
+    """The GPU's series vanished in the tick in which its XID was read."""
+    nvml.write([HOPPER, OLDER])
+    values(collector, "GPU-o")
+    nvml.write([HOPPER, replace(OLDER, xids=(79,), lost=True)])
+    for seconds in (60, 1, 60):
+        clock.now_s += seconds
+        found = values(collector, "GPU-o")
+        assert (found["last_xid",], found["last_xid_timestamp_seconds",]) == (79, 1_790_000_000 + 1060)
+        assert ("info",) not in found and ("last_xid",) not in values(collector, "GPU-h")
+    nvml.write([HOPPER, OLDER])  # it was reset
+    clock.now_s += 60
+    found = values(collector, "GPU-o")
+    assert ("utilization_ratio",) in found and found["last_xid",] == 79
+
+
+def test_an_xid_that_comes_between_the_look_at_the_queue_and_the_loss_is_reported(nvml, collector, clock, monkeypatch):
+    """Listing the GPUs again threw the queue away unread."""
+    nvml.write([HOPPER, OLDER])
+    values(collector, "GPU-o")
+    read = pynvml.nvmlDeviceGetUtilizationRates
+
+    def fall_off(handle):
+        nvml.write([HOPPER, replace(OLDER, xids=(79,), lost=True)])
+        return read(handle)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", fall_off)
+    clock.now_s += 60  # they are listed again in the same tick
+    assert values(collector, "GPU-o")["last_xid",] == 79
+
+
 def test_the_xids_of_programs_that_a_fault_kills_do_not_hide_it(nvml, collector, clock):
     """A double-bit error is followed by 45 (cleanup) of the processes that it ends: NVIDIA's list of XIDs."""
     nvml.write([HOPPER])
