@@ -54,7 +54,7 @@ class AlertThresholds:
     phase_ratio: float = 0.95  # Share of the limit to be spent in the one state. Below 1: a late scrape is no progress.
     phase_busy_ratio: float = shared("gpu_idle_utilization")  # Utilisation up to which a GPU counts as idle.
     phase_for_s: float = 60
-    idle_ratio: float = 0.9  # Share of time held idle. Below 1, or one busy sample every half hour would hide it.
+    idle_ratio: float = 0.9  # Share of time held idle, or unused. Below 1, or one busy sample every half hour hides it.
     idle_window_s: float = 900
     idle_for_s: float = 900
     processless_for_s: float = 1800  # How long an allocated GPU may have no process: pulling images, staging data.

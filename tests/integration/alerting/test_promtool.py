@@ -292,7 +292,6 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "missed",
             "",
         ),
-        ("max_over_time(gpuwatch_gpu_processes[2m])", "gpuwatch_gpu_processes", "missed", ""),
         ("last_over_time(gpuwatch_straggler_excess_ratio[2m])", "gpuwatch_straggler_excess_ratio", "missed", ""),
         (">= run:gpuwatch_run_up:count", ">= count by (job, run) (gpuwatch_run_up == 1)", "missed", ""),
         ("last_over_time(gpuwatch_run_up[10m])) == 0", "gpuwatch_run_up) == 0", "ShortRunsStarved", "stale: the agent"),
@@ -338,12 +337,8 @@ def test_alert(tmp_path: Path, path: Path) -> None:
         ("max_over_time(gpuwatch_gpus_expected[1h])", "gpuwatch_gpus_expected", "GpuLost", "fires: the agent"),
         ("thermal|hardware", "thermal|hardware|power", "GpuThrottled", "quiet: a GPU"),
         ('{state="compute"}[5m]) > 0', '{state="compute"}[5m]) > 2', "GpuBusyNoProgress", "quiet: a GPU"),
-        (
-            'gpuwatch_gpu_owner_info:one{job_id="",workload_pod=""}',
-            'gpuwatch_gpu_owner_info:one{job_id="none"}',
-            "GpuAllocatedUnused",
-            "quiet: free GPUs",
-        ),
+        ('state="allocated_unused"}[5m]', 'state=~"free|allocated_unused"}[5m]', "GpuAllocatedUnused", "quiet: free"),
+        ('state="allocated_unused"}[5m]', 'state=~"busy.*|allocated.*"}[5m]', "GpuAllocatedUnused", "quiet: free"),
         (" offset 15m", "", "GpuHeldIdle", "quiet: a server"),
         (
             "or on (job, instance, gpu, UUID) (gpu:gpuwatch_gpu_throttled:share5m > 0.5) * 0 + 1",

@@ -275,7 +275,7 @@ def test_the_numbers_of_the_runbooks_are_those_of_the_thresholds() -> None:
             f"at least {rules.input_share:.0%} of the step time more",
         ),
         "Findings": (f"≥ {rules.mfu_gap * 100:g}% of the peak",),
-        "GpuAllocatedUnused": (minutes(plain.processless_for_s),),
+        "GpuAllocatedUnused": (minutes(plain.processless_for_s), f"more than {plain.idle_ratio:.0%}"),
         "GpuBusyNoProgress": (
             f"more than {plain.busy_ratio:.0%}",
             f"less than {plain.low_power_ratio:.0%}",
