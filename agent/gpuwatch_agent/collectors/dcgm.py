@@ -138,7 +138,9 @@ class DcgmCollector(GpuCollector):
         samples = [sample for each, part in parts for sample in part.samples(each.values(part))]
         xids = {sample.labels: sample.value for sample in samples if sample.metric == "gpuwatch_gpu_last_xid"}
         new = [gpu for gpu, xid in xids.items() if self._page_xids is not None and self._page_xids.get(gpu) != xid]
-        self._page_xids, now_s = {**(self._page_xids or {}), **xids}, self.timing.wall_clock()
+        gone = [each.gpu for each in self._page.values() if each.fields.get("DCGM_FI_DEV_XID_ERRORS") == 0]
+        none: dict[tuple[str, ...], float] = {(str(gpu.index), gpu.uuid): 0.0 for gpu in gone}  # since a reset, say
+        self._page_xids, now_s = {**(self._page_xids or {}), **none, **xids}, self.timing.wall_clock()
         self._seen_s |= dict.fromkeys(new, now_s)
         times = self._seen_s.items()
         samples += [Sample("gpuwatch_gpu_last_xid_timestamp_seconds", at_s, gpu) for gpu, at_s in times if gpu in xids]

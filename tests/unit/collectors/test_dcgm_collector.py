@@ -247,3 +247,7 @@ def test_an_xid_that_the_exporter_alone_reports_has_a_time(monkeypatch: pytest.M
     assert times() == {("0", "GPU-aaaa"): 1010.0}
     now[0] = 20.0
     assert times() == {("0", "GPU-aaaa"): 1010.0}
+    page[0], now[0] = page[0].replace("79", "0"), 30.0  # it was reset, for which the exporter is stopped
+    assert times() == {}
+    page[0], now[0] = page[0].replace("} 0", "} 79"), 5000.0
+    assert times() == {("0", "GPU-aaaa"): 6000.0}
