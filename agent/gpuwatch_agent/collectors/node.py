@@ -129,7 +129,8 @@ def disk(roots: Roots) -> Iterable[Sample]:
 COUNTED_ELSEWHERE = re.compile(
     r"lo$"
     r"|veth|docker|br-|br\d|virbr|cni|cbr|cali|cilium|lxc|flannel|kube-|nodelocaldns|podman"  # containers' and bridges
-    r"|vxlan|geneve|tun|tap|wg|sit|gre|erspan|ip6|ip_vti|ifb|dummy|bond|team"  # tunnels, and interfaces made of others
+    r"|(eni|gke|azv)[0-9a-f]{11}$|ov[ns]-"  # a pod's end on EKS, GKE and AKS; Open vSwitch's own
+    r"|vxlan|genev|tun|tap|wg|sit|gre|erspan|ip6|ip_vti|ifb|dummy|bond|team"  # tunnels, and interfaces made of others
     r"|.*\.\d+$"  # VLANs
 )
 """Interfaces whose bytes never leave the node, or are counted on the one below too. A container's eth0 is none."""

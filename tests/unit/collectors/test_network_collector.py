@@ -44,6 +44,12 @@ def test_the_readers_own_namespace_where_process_1_is_not_to_be_seen(bare, value
         "tun0",
         "bond0",
         "eth1.20",
+        "eni1a2b3c4d5e6",
+        "gke52af144f966",
+        "azv0c1d2e3f4a5",
+        "genev_sys_6081",
+        "ovs-system",
+        "ovn-k8s-mp0",
     ],
 )
 def test_counted_elsewhere(name):
@@ -51,7 +57,7 @@ def test_counted_elsewhere(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["eth0", "ens5", "enp3s0f1np1", "ib0", "ibp65s0", "wlan0", "hsn0", "local0", "broker0"]
+    "name", ["eth0", "ens5", "enp3s0f1np1", "ib0", "ibp65s0", "wlan0", "hsn0", "eno1", "local0", "broker0"]
 )
 def test_counted_here(name):
     assert not COUNTED_ELSEWHERE.match(name)
