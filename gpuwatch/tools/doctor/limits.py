@@ -74,8 +74,10 @@ def shm(machine: Machine) -> Outcome:
         total, used, _ = machine.space(machine.shm)
     except OSError as error:
         return problem(f"{machine.shm}: {error.strerror}: loader workers cannot start", "mount -t tmpfs shm /dev/shm")
+    if not total:
+        return ok("no limit")
     found = f"{size(total)}, {size(used)} used"
-    if total and used / total >= THRESHOLDS.shm_used:
+    if used / total >= THRESHOLDS.shm_used:
         return problem(f"{found}: nearly full", f"ls -lS {machine.shm} lists what fills it; or enlarge it: {_LARGER}")
     remedy = f"{_LARGER} (a limit, not reserved)"
     if total <= 64 * _MIB:

@@ -44,7 +44,7 @@ def test_nothing_is_wrong_with_a_healthy_machine(machine: MakeMachine) -> None:
 
 
 def test_what_is_wrong_has_a_remedy(machine: MakeMachine, tmp_path: Path) -> None:
-    bare = machine(procfs=tmp_path / "none", sysfs=tmp_path / "none", versions={}, disk=(0, 0), limit=(16, 16))
+    bare = machine(procfs=tmp_path / "none", sysfs=tmp_path / "none", versions={}, disk=(1, 1), limit=(16, 16))
     checks = examine(bare, deadline_s=60)
     wrong = [check for check in checks if check.status in ("problem", "warning")]
     assert len(wrong) > 8

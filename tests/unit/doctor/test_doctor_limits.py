@@ -24,6 +24,7 @@ MIB = 1 << 20
         (GIB, 0, "ok", "1 GiB"),
         (32 * GIB, 8 * GIB, "ok", "32 GiB, 8 GiB used"),
         (32 * GIB, 31 * GIB, "problem", "nearly full"),
+        (0, 0, "ok", "no limit"),  # a tmpfs with size=0
     ],
 )
 def test_shm(machine: MakeMachine, size: int, used: int, status: str, words: str) -> None:
