@@ -17,7 +17,11 @@ _BROKEN = {
         "the driver was updated while loaded: reboot, or unload nvidia_uvm, nvidia_drm, nvidia_modeset, nvidia and "
         "modprobe nvidia; restart containers",
     ),
-    "hangs": ("NVML hangs", "dmesg | grep -iE 'nvrm|xid' shows why; often only a reboot helps"),
+    "hangs": (
+        "NVML hangs",
+        "if nvidia-smi only takes long, keep the driver running: nvidia-smi -pm 1; else dmesg | grep -iE 'nvrm|xid' shows "
+        "why; often only a reboot helps",
+    ),
     "fails": ("NVML does not start", "run nvidia-smi, and dmesg | grep -iE 'nvrm|xid'"),
 }
 _TOOLKIT = "start the container with the GPU runtime: docker run --gpus all … (needs the NVIDIA Container Toolkit)"

@@ -64,6 +64,12 @@ def test_driver(machine: MakeMachine, facts: NvmlFacts, status: str, words: str)
     assert outcome.status == status and words in outcome.found
 
 
+def test_a_driver_that_starts_slowly_is_to_be_kept_running_before_a_reboot_is_advised(machine: MakeMachine) -> None:
+    """Without persistence mode each first program initialises all GPUs, which takes seconds."""
+    remedy = driver(machine(facts=NvmlFacts("hangs", "no answer within 2 s"))).remedy or ""
+    assert 0 < remedy.find("nvidia-smi -pm 1") < remedy.find("reboot")
+
+
 def test_a_container_without_a_gpu_has_a_remedy(machine: MakeMachine) -> None:
     outcome = driver(machine(facts=two_gpus(gpus=()), environ={"NVIDIA_VISIBLE_DEVICES": "void"}))
     assert outcome.status == "warning" and outcome.remedy and "--gpus all" in outcome.remedy
