@@ -136,13 +136,13 @@ def by_gpu(
 
 
 def _named(name: str, by_index: bool, devices: Sequence[GpuDevice]) -> list[str]:
-    """Return the UUIDs of an id: UUID, PCI address, number ("0:1": an instance) or time slice of a GPU ("UUID::2")."""
-    name = name.partition("::")[0].lower()
+    """Return the UUIDs of an id: UUID, PCI address, number ("0:1": an instance), device file or time slice."""
+    name = name.partition("::")[0].partition("/vgpu")[0].lower()  # "UUID::2"; GKE: "nvidia0/vgpu1"
     found, instances = list[str](), "-"
     for device in devices:
         number = device.index if by_index or device.minor is None else device.minor
         pci, uuid = device.pci_bus_id.lower(), device.uuid.lower()
-        is_named = name and name in (uuid, uuid.partition("-")[2], str(number), pci, pci[4:])
+        is_named = name and name in (uuid, uuid.partition("-")[2], str(number), f"nvidia{device.minor}", pci, pci[4:])
         if (is_named and not found) or str(device.index).startswith(instances):
             instances = instances if found else f"{device.index}:"
             found.append(device.uuid)

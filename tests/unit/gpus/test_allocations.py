@@ -60,6 +60,12 @@ def test_more_files_than_are_read_make_no_gpu_free(tmp_path: Path) -> None:
     assert found[0] is NOT_KNOWN and "GPU-b" not in owners(*found) and "513 files" in warnings[0]
 
 
+@pytest.mark.parametrize("name", ["nvidia3", "nvidia3/vgpu1"])
+def test_a_gpu_as_the_device_plugin_of_gke_names_it(name: str) -> None:
+    """By its device file, with its time slice: pkg/gpu/nvidia/gpusharing of container-engine-accelerators."""
+    assert owners(Allocation((name,), ALICE, by_index=True)) == {"GPU-a": (ALICE,), "GPU-b": ()}
+
+
 @pytest.mark.parametrize("name", ["GPU-of-another-node", "1"])  # 1 is an index here, but no /dev/nvidia1
 def test_an_id_of_no_gpu_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     write(tmp_path, "1.json", {"gpus": [name, 3], "job": "4711", "user": "alice", "account": "vision"})
