@@ -206,7 +206,7 @@ class GpuCollector(DriverCollector):
         return [*super().collect(), *self._xids.of_lost({gpu.uuid for gpu in self._gpus})]
 
     def start(self) -> Iterator[GpuDevice | str]:
-        self._gpm = Gpm()
+        self._gpm.close()
         self._xids.close()
         with contextlib.suppress(pynvml.NVMLError):  # it was not started yet
             pynvml.nvmlShutdown()
@@ -267,14 +267,21 @@ _GPM_METRICS, _GPM_METRICS_OF_MIG = (
 class Gpm:
     """GPU performance monitoring (GPM) since Hopper: activity of multiprocessors, memory and links, without DCGM.
 
-    A metric is computed from two samples of the driver's counters: the first tick has none. For one thread and start of
-    NVML: an earlier one's samples are not freed, as their driver may be gone. *Never run on real hardware yet.*
+    A metric is computed from two samples of the driver's counters: the first tick has none. For one thread. *Never run
+    on real hardware yet.*
     Source: the GPM functions of https://docs.nvidia.com/deploy/nvml-api; units by the comments in nvml.h.
     """
 
     def __init__(self) -> None:
         self._samples: dict[str, tuple[Any, Any, bool] | None] = {}
         """By UUID: the older sample, the one to write next, whether the older one is filled. None: not supported."""
+
+    def close(self) -> None:
+        """Free the samples; before NVML is shut down."""
+        for sample in (sample for pair in self._samples.values() for sample in (pair or ())[:2]):
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlGpmSampleFree(sample)
+        self._samples = {}
 
     def read(self, gpu: GpuDevice) -> list[Value]:
         """Return the metrics that the driver has since the last tick; none in the first one. Raises: NVMLError."""

@@ -131,6 +131,17 @@ def test_gpm_restarts_after_the_driver_was_reloaded(nvml, collector, clock):
     assert values(collector, "GPU-h")["sm_active_ratio",] == 0.875
 
 
+def test_gpm_samples_are_given_back_when_gpus_are_listed_again(nvml, collector, clock, monkeypatch):
+    """While a GPU is missing they are listed each minute, for days: two samples of each other GPU were left behind."""
+    made, freed = (count_calls(monkeypatch, f"nvmlGpmSample{what}") for what in ("Alloc", "Free"))
+    nvml.write([HOPPER, replace(OLDER, lost=True)])
+    for _ in range(10):
+        collector.collect()
+        clock.now_s += 60
+    assert len(made) >= 10
+    assert len(freed) == len(made) - 2
+
+
 def test_xids_are_counted_from_the_agents_start_with_number_and_time(nvml, collector, clock):
     nvml.write([replace(HOPPER, xids=(13,)), OLDER])
     found = values(collector, "GPU-h")
