@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -89,7 +89,7 @@ class ProcessTable:
         """Returns a process's owner by pid, as of the last thirty ticks; `NO_OWNER` for one gone or not readable."""
         self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
-        self._user = cache(user_name)
+        self._user = cache(partial(user_name, {}))
         self._owner = cache(lambda pid, uid, start_ticks: read_owner(procfs / str(pid), self._user(uid)))
         self.groups = cache(lambda kind, pid, root=True: tuple(cgroup.folders(kind, procfs, sysfs, pid, root)))
         """Returns a process's control groups' folders by controller and pid, as of the last thirty ticks."""
@@ -98,7 +98,7 @@ class ProcessTable:
             self._searched: 5,
             self.name: 10,
             **dict.fromkeys((self.groups, self._owner), 30),
-            self._user: 600,
+            self._user: 60,
         }
         self._ticks = 0
         self._seen: set[int] = set()

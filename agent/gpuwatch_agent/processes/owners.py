@@ -123,9 +123,11 @@ def read_owner(folder: Path, user: str) -> Owner:
     return combine(user, parse_cgroup(text_of(folder / "cgroup")), allowed(environ))
 
 
-def user_name(uid: int) -> str:
-    """Return a user's name, or number. To be cached: the user database may be across a network."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+def user_name(known: dict[int, str], uid: int) -> str:
+    """Return a user's name, else the one `known` before, else the number.
+
+    To be cached: the user database may be across a network, or away for a moment.
+    """
+    with suppress(KeyError):
+        known[uid] = pwd.getpwuid(uid).pw_name
+    return known.get(uid, str(uid))

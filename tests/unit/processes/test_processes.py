@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -95,6 +97,26 @@ def workers_run(procfs: Path, pids: tuple[int, ...]) -> Run:
     run.apply(hook.hello(worker_pids=pids), hook.at_ns, 0.0)
     run.apply(hook.message(), hook.at_ns, 0.0)
     return run
+
+
+def test_a_user_directory_that_is_away_for_a_moment_renames_nobody_for_long(
+    table: ProcessTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At boot the agent may start before sssd: for ten minutes alice was 1001, in the alerts and in the GPU-hours."""
+    names = dict[int, SimpleNamespace]()
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: names[uid])
+    put(tmp_path, 4711)
+
+    def user_after(ticks: int) -> str:
+        for _ in range(ticks):
+            table.begin_tick()
+        return table.owner(4711).user
+
+    assert user_after(1) == str(os.getuid())
+    names[os.getuid()] = SimpleNamespace(pw_name="alice")
+    assert user_after(90) == "alice"
+    names.clear()  # it is restarted
+    assert user_after(1200) == "alice"
 
 
 def test_workers_cpu_time_is_counted_once_over_a_restart_of_the_agent(table: ProcessTable, tmp_path: Path) -> None:
