@@ -34,6 +34,7 @@ class PieceReader:
         # means of the gaps after such copies, and of the part that waited for them alone
         self._aside_gap_ns = self._felt_ns = 0.0
         self.reached_ns: int | None = None  # when the device reached the end of the piece that was read last
+        self._end: Any | None = None  # that end, while a later piece may hold it
         self._met_ns = 0  # when the two clocks met last
         self._is_anchored = True  # whether the clocks have met since measuring began
         self._works_in_fetch = False  # something on the home stream is launched while a batch is fetched
@@ -258,8 +259,9 @@ class PieceReader:
         return max(0, idle_ns), lag_ns if known else None
 
     def release(self, piece: Piece) -> None:
-        """Give back all events but the end: that is the next piece's `previous` or `batch`, and goes with it."""
-        events = [piece.previous, piece.batch, piece.launch]
+        """Give back all events but the end: that goes with the next piece, its `previous`, `batch` or neither."""
+        end, self._end = self._end, piece.end
+        events = [end, piece.previous, piece.batch, piece.launch]
         events += [event for pair in (*piece.copies, *piece.waits) for event in pair]
         events += [event for _, event in piece.marks or ()]
         for event in {id(event): event for event in events if event is not None}.values():

@@ -91,13 +91,14 @@ class DeviceTimeline:
     @breaks
     def start(self, at_ns: int) -> None:
         """Measure from now on, at first or after a rest or a phase: what is queued now comes before the next batch."""
+        unused = None if self._chained else self._last  # where measuring began, and no piece did
         self._open = self._last = self._copy = None
         self._is_reached = self._chained = False
         self._started_ns = at_ns
         dropped, self._aside_copies = self._aside_copies, []
         self._reader.drop(dropped)
         if self._events.usable():
-            self._last = self._events.record(None)
+            self._last = self._events.record(unused)
 
     @breaks
     def begin(self, at_ns: int) -> None:

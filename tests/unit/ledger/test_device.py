@@ -481,8 +481,20 @@ def test_copies_on_another_stream_that_go_on_when_measuring_restarts_belong_to_n
     times = loop.finish()
     assert [each.aside_ns for each in times] == [0] * 4
     assert [each.gap_ns for each in times[2:]] == [105 * MS, 5 * MS]
-    # all events are back, but the last end and that of before the restart
-    assert len(loop.device._free) == loop.device.events_made - 2
+    assert len(loop.device._free) == loop.device.events_made - 1  # all events are back, but the last end
+
+
+@pytest.mark.parametrize("device_s", [0.001, 0.004], ids=["the device is idle", "the device lags"])
+def test_events_are_reused_where_measuring_begins_again(device_s: float) -> None:
+    loop = Loop()
+    for _ in range(1000):
+        loop.step(wait_s=0.002, device_s=device_s)
+        loop.timeline.start(loop.clock())  # a phase begins
+        loop.clock.sleep(0.010)
+        loop.timeline.start(loop.clock())  # and ends
+    assert len(loop.finish()) == 1000 and loop.timeline.error is None
+    assert len({id(event) for event in loop.device._free}) == len(loop.device._free), "none is given back twice"
+    assert loop.device.events_made < 20
 
 
 def test_the_fake_itself_knows_its_idle_time() -> None:

@@ -262,6 +262,25 @@ def test_copies_that_never_end_make_a_bounded_number_of_events(rig: Rig) -> None
     assert rig.device.events_made < 1000
 
 
+def test_a_phase_in_each_step_makes_no_more_events(rig: Rig) -> None:
+    for _ in rig.watch.steps(rig.batches([1.0] * 1000)):
+        rig.train(host_ms=1, launch_ms=1)
+        with rig.watch.phase("rollout"):
+            rig.clock.sleep_ms(1)
+    rig.states()
+    assert rig.device.events_made <= 100
+
+
+def test_rests_make_no_more_events(rig: Rig) -> None:
+    recorder = rig.watch._recorder
+    for _ in rig.watch.steps(rig.batches([1.0] * 4000)):
+        recorder.countdown = min(recorder.countdown, 4)
+        recorder.meter.device_one_in = 2
+        rig.train(host_ms=1, launch_ms=1)
+    rig.states()
+    assert rig.device.events_made <= 100
+
+
 def test_a_device_whose_clock_is_fast_is_not_booked_into_the_future(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     elapsed = rig.device.elapsed_ns
     monkeypatch.setattr(rig.device, "elapsed_ns", lambda first, second: 3 * elapsed(first, second))
