@@ -31,6 +31,12 @@ _PAUSE_NS = 1_000_000  # after a copy to the device a longer one is a wait for m
 _PAUSED_FOR = 64  # so many further copies are followed by a wait, too
 
 
+def is_autograds() -> bool:
+    """Whether Python has not started this thread: autograd's are unknown to it, or dummies once they have logged."""
+    known, me = getattr(threading, "_active", None), get_ident()
+    return known is not None and (me not in known or isinstance(known[me], threading._DummyThread))
+
+
 class _OfFastPath:
     """What the fast path reads and sets: side by side, as it runs from cold caches."""
 
@@ -103,6 +109,10 @@ class Recorder(_OfFastPath):
         self.thread = me
         self.fetches.thread_time = ThreadTime()
         return True
+
+    def is_here(self) -> bool:
+        """Whether this is the training thread, or one of autograd's, for whose backward pass the training waits."""
+        return self.thread == get_ident() or (self.thread not in (None, events.CLOSED) and is_autograds())
 
     def close(self) -> int | None:
         """Record nothing from now on; return what `thread` was."""
@@ -595,8 +605,8 @@ class Recorder(_OfFastPath):
         timeline = self.active_timeline
         if timeline is None or not self.in_step or self.step_owner is self._bounded_owner:
             return  # `begin_bounded` records the launch that ends such a step, whichever hook torch calls first
-        if self.thread != get_ident() and get_ident() in getattr(threading, "_active", (get_ident(),)):
-            return  # another Python thread. One of autograd's is let through: training waits for its backward pass
+        if not self.is_here():
+            return
         begin = self.clock()
         timeline.launched(begin)
         if timeline.launches % METERED == 0:

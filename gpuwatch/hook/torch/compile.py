@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from threading import get_ident
 from typing import Any
 
 from gpuwatch.hook.recorder import Recorder
@@ -25,7 +24,7 @@ _taught: Any = None  # dynamo's rules, once they know to leave this package alon
 
 
 class CompileWatch:
-    """Books compilations of the training thread as a phase of their own, once torch's compiler is there at all.
+    """Books compilations of the training as a phase of their own, once torch's compiler is there at all.
 
     Until then it is one of Python's finders of modules: it finds none, but sees dynamo's imported.
     """
@@ -86,14 +85,14 @@ class CompileWatch:
     def _begins(self, _: Any) -> None:
         step_aside()
         recorder = self._recorder
-        if recorder.thread == get_ident() and not self._level:
+        if recorder.is_here() and not self._level:
             self._level = recorder.enter(COMPILE, recorder.clock())
 
     def _ends(self, _: Any) -> None:
         come_back()
         level, self._level = self._level, 0
         recorder = self._recorder
-        if level and recorder.thread == get_ident():
+        if level and recorder.is_here():
             recorder.exit(level, recorder.clock())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import _thread
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.fakes import MemorySender
@@ -28,6 +30,24 @@ class Clock:
 
     def sleep_ms(self, milliseconds: float) -> None:
         self.now_ns += round(milliseconds * MS)
+
+
+def in_autograds_thread(call: Callable[[], object], logs: bool = False) -> None:
+    """Call it in a thread that Python has not started, and wait. `logs`: something in it has asked for its name."""
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def run() -> None:
+        try:
+            if logs:
+                threading.current_thread()  # what `logging` does for each record, and any new `Thread` or thread pool
+            call()
+        finally:
+            threading._active.pop(_thread.get_ident(), None)  # type: ignore[attr-defined]
+            done.release()
+
+    _thread.start_new_thread(run, ())
+    assert done.acquire(timeout=60)
 
 
 class BlindWatcher(HostWatcher):

@@ -14,7 +14,7 @@ import torch
 from benchmarks.fakes import FakeDevice
 from gpuwatch import wire
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, reported, turn
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, in_autograds_thread, reported, turn
 
 
 class Rig:
@@ -386,6 +386,16 @@ def test_the_optimizer_s_step_is_the_last_launch(monkeypatch: pytest.MonkeyPatch
     assert rig.states()["host_wait"] == pytest.approx(150)
     rig.watch.close()
     assert len(hooks) == before  # nothing stays behind
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_the_last_launch_in_the_backward_pass_is_known(logs: bool, rig: Rig) -> None:
+    for _ in rig.watch.steps(rig.batches([1.0] * 20)):
+        rig.device.launch(0.006)
+        rig.clock.sleep_ms(6)
+        in_autograds_thread(rig.watch._recorder.launched, logs)
+        rig.clock.sleep_ms(30)
+    assert rig.states()["host_wait"] == pytest.approx(600)
 
 
 def test_host_work_after_the_last_launch_of_all_is_host_wait_too(rig: Rig) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.tensor_patch import COMPILED_AROUND
 from gpuwatch.hook.watch import Watch, open_watches
-from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
+from tests.unit.hook.fakes import MS, Clock, fake_watch, in_autograds_thread, turn
 from tests.unit.hook.torch.test_transfers import counted_changes
 
 torch = pytest.importorskip("torch")
@@ -225,3 +225,34 @@ def test_many_compilations_change_the_class_a_bounded_number_of_times(
         assert len(changes) == 2 * 2 * (COMPILED_AROUND + 1)
         for _ in watch.steps([1]):
             assert "to" in torch.Tensor.__dict__, "the next pass has it again"
+
+
+@pytest.mark.parametrize("declared", [False, True], ids=["a loop", "declared steps"])
+def test_what_is_compiled_in_a_backward_pass_on_a_device_is_compile(
+    declared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    lazy = dynamo.callback.CallbackTrigger.LAZY_BACKWARD
+
+    def compiles() -> None:
+        with dynamo.callback.callback_handler.install_callbacks(lazy, "0/0"):
+            clock.sleep_ms(20_000)
+
+    def train(number: int) -> None:
+        clock.sleep_ms(10)
+        if number == 1:  # the training thread waits in `backward()`
+            in_autograds_thread(compiles)
+
+    if declared:
+        for number in range(3):
+            with watch.step():
+                train(number)
+    else:
+        for number in watch.steps([0, 1, 2]):
+            train(number)
+    turn(watch)
+    states = watch.report().states
+    watch.close()
+    assert states.get("compile") == pytest.approx(20)
+    assert states["compute"] == pytest.approx(0.030)
