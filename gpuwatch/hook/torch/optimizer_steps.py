@@ -7,7 +7,6 @@ The count of optimizer steps distinguishes training from a pass that only reads.
 """
 
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -18,7 +17,7 @@ from weakref import WeakSet, ref
 
 from gpuwatch.errors import pass_on
 from gpuwatch.hook.metering import FetchEvidence
-from gpuwatch.hook.recorder import METERED, MOST_TAKEN, Recorder
+from gpuwatch.hook.recorder import METERED, MOST_TAKEN, Recorder, is_autograds
 from gpuwatch.hook.torch.patches import GlobalHook, Patches
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, IN_STEP, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL
@@ -233,7 +232,7 @@ class OptimizerSteps:
         if self._rests:
             return
         recorder = self._recorder
-        if recorder.step_owner is self._loop and recorder.thread == get_ident():
+        if recorder.step_owner is self._loop and recorder.is_here():
             self.count += 1
             self._train(of)
             if self.trained_steps - self._woken_at >= APART and type(self._loop) is FetchEvidence:
@@ -270,7 +269,7 @@ class OptimizerSteps:
             return
         if self.count == 1:
             self.on_first()
-        is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
+        is_of_another = owner not in (None, LOOSE, self._owner) and recorder.is_here()
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
             self._train(of)
             if owner is not TAKEN:
@@ -282,8 +281,7 @@ class OptimizerSteps:
         is_bare = owner is self._owner and self._is_bare
         if recorder.in_phase or recorder.thread == CLOSED or (is_bare and optimizer != self._bounded_by):
             return  # or one more optimizer of the same step
-        is_pythons = get_ident() in getattr(threading, "_active", {})  # another one cannot claim the recorder
-        if recorder.thread != get_ident() and not (is_pythons and recorder.claim_thread()):
+        if recorder.thread != get_ident() and (is_autograds() or not recorder.claim_thread()):
             return
         now = recorder.clock()
         recorder.leave_steady()

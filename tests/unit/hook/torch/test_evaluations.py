@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.unit.hook.fakes import in_autograds_thread
 from tests.unit.hook.torch.test_optimizer_steps import Training, compiled, training
 
 torch = pytest.importorskip("torch")
@@ -97,6 +99,15 @@ def test_what_is_evaluated_every_five_steps_is_an_evaluation(loop: Loop, evaluat
     )
     assert states == {"input_wait": 50, "compute": 250, "eval": 100}
     assert loop.training.watch.report().steps == 25
+
+
+@pytest.mark.parametrize("evaluate", [in_mode, without_gradients])
+def test_one_where_optimizers_step_in_the_backward_pass_on_a_device(loop: Loop, evaluate: Any) -> None:
+    (optimizer,) = loop.training.optimizers
+    in_backward: Any = SimpleNamespace(step=functools.partial(in_autograds_thread, optimizer.step))
+    loop.training.optimizers = [in_backward]
+    states = loop.run(lambda number: evaluate(loop) if each(number) else None)
+    assert states == {"input_wait": 50, "compute": 250, "eval": 100}
 
 
 def test_one_after_which_only_the_next_step_begins_to_train_ends_with_its_step(loop: Loop) -> None:
