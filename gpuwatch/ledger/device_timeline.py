@@ -336,10 +336,12 @@ class DeviceTimeline:
             return len(pending)
         return bisect_left(pending, True, self._known, len(pending) - 1, key=lambda piece: not ready(piece.end))
 
-    @breaks
-    def saw(self, device: Any) -> None:
+    def saw(self, tensor: Any) -> None:
         """Note the device that a tensor of the step came to."""
-        self._events.saw(device)
+        try:
+            self._events.saw(tensor.device)
+        except Exception as error:  # a subclass with a device of its own making
+            pass_on(error)
 
     @property
     @breaks

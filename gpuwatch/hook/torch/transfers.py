@@ -69,10 +69,10 @@ class TransferWatch(TorchMethods):
         # What `.to(…)` takes for a device, or for a tensor that is on one; a dtype is none of them.
         places = (*devices, torch.Tensor)
         default = "cuda" if name == "cuda" else "cpu"
-        last_ns = 0
+        last_ns = seen_ns = 0  # when the last copy ended; when the step began whose first copy's device was noted
 
         def any_copy(tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            nonlocal last_ns
+            nonlocal last_ns, seen_ns
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
             if not self.loops:
@@ -92,12 +92,15 @@ class TransferWatch(TorchMethods):
             waits = recorder.copied_ns > 0 or recorder.in_bounded_wait()
             waits = bool(waits and (device is None or device.is_home) and recorder.end_bounded_wait(clock()))
             if recorder.doing() is not IN_STEP:
-                if device is None or recorder.doing() is not DATA_WAIT:
-                    return original(tensor, *args, **kwargs)
                 # A prefetcher copies on a stream of its own while a batch is fetched.
-                token = device.copy_begins(clock(), follows=False)
+                fetching = device if recorder.doing() is DATA_WAIT else None
+                token = fetching.copy_begins(clock(), follows=False) if fetching is not None else None
                 result = original(tensor, *args, **kwargs)
-                device.copy_ends(token)
+                if fetching is not None:
+                    fetching.copy_ends(token)
+                if device is not None and seen_ns != recorder.begin_ns:
+                    seen_ns = recorder.begin_ns
+                    device.saw(result)
                 return result
             begin, token = clock(), None
             if device is not None:
@@ -110,6 +113,9 @@ class TransferWatch(TorchMethods):
                         now_usual(args[0])
                     if device is not None:
                         device.copy_ends(token, clock() - begin)
+                        if seen_ns != recorder.begin_ns:
+                            seen_ns = recorder.begin_ns
+                            device.saw(result)
                     last_ns = clock()
                     is_pinned = tensor.is_pinned() if token is not None and tensor.nbytes >= _BATCH_BYTES else None
                     recorder.add_copy(last_ns - begin, is_pinned)
@@ -130,7 +136,7 @@ class TransferWatch(TorchMethods):
         if getattr(result, "is_cpu", True):
             recorder.read_back(begin)
         elif recorder.active_timeline is not None:
-            recorder.active_timeline.saw(result.device)
+            recorder.active_timeline.saw(result)
         return result
 
     def _noted(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -394,7 +394,7 @@ class Honest(Training):
 
     def do(self, kind: str, ms: int, ops: Iterator[Op]) -> None:
         if kind == "no-op":
-            self.own._recorder.active_timeline.saw(self.tensor.device)  # type: ignore[union-attr]
+            self.own._recorder.active_timeline.saw(self.tensor)  # type: ignore[union-attr]
         elif kind == "read":
             begin = self.clock()
             self.device.synchronize()

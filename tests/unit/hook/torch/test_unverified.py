@@ -70,6 +70,25 @@ def test_work_on_another_device_makes_the_wait_unverified_and_says_so(rig: Rig) 
     assert hello.timeline == "device"
 
 
+@pytest.mark.parametrize("to", [None, "meta"], ids=["by .to()", "by to="])
+def test_batches_that_are_copied_to_another_device_make_the_wait_unverified(
+    to: str | None, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training on `cuda:1` with current device 0: the events of an idle device say nothing of it."""
+
+    def saw(device: Any) -> None:
+        rig.device.foreign += device.type == "meta"  # it stands for another device of the kind
+
+    monkeypatch.setattr(rig.device, "saw", saw)
+    for batch in rig.watch.steps([[torch.zeros(2)] * 2 for _ in range(10)], to=to):
+        if to is None:
+            [each.to("meta") for each in batch]
+        rig.clock.sleep_ms(5)  # the work is on the other device
+        rig.watch._recorder.launched()
+    rig.states()
+    assert rig.watch.report().unverified_ratio == 1.0
+
+
 def test_one_stream_is_verified(rig: Rig) -> None:
     for _ in rig.watch.steps(rig.batches([5.0] * 20)):
         rig.train(host_ms=1, launch_ms=2)
