@@ -246,8 +246,10 @@ class Accounts:
 
     @property
     def which_clock(self) -> str:
-        """The clock that the states come from: "device" once its own timeline has measured a step, else "host"."""
-        return "device" if self.timeline.counts.device_steps else "host"
+        """Where the states come from: "device" once its timeline has measured a step, half of them if it failed."""
+        counts = self.timeline.counts
+        least = counts.steps / 2 if self.recorder.device_failed else 0
+        return "device" if counts.device_steps > least else "host"
 
     def provisional_ns(self, now_ns: int) -> dict[str, int]:
         """Return the time after the watermark by the state it will most likely be booked under. Lock held."""

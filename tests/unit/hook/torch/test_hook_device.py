@@ -524,6 +524,26 @@ def test_waits_of_a_device_that_fell_far_behind_are_not_taken_for_starvation(
     assert states["input_wait"] <= rig.device.idle_ns / MS + 1.0 + 1.0
 
 
+@pytest.mark.parametrize(("fails_at", "clock"), [(20, "host"), (380, "device")])
+def test_after_an_error_of_an_event_the_verdict_is_of_the_clock_that_most_steps_are_measured_by(
+    fails_at: int, clock: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is never idle; by the host's clock 89% is a wait."""
+    monkeypatch.setattr("gpuwatch.hook.account.device", lambda: "cuda")
+
+    def broken(event: Any) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    for number in rig.watch.steps(rig.batches([8.0] * 400)):
+        if number == fails_at:
+            monkeypatch.setattr(rig.device, "record", broken)
+        rig.train(host_ms=1, launch_ms=10)
+    rig.states()
+    report = rig.watch.report()
+    assert rig.watch._recorder.device_failed and report.timeline == clock
+    assert ("by the host clock" in report.verdict.sentence) == (clock == "host")
+
+
 @pytest.mark.parametrize("compute_ms", [8.0, 20.0])
 def test_one_slow_first_step_does_not_decide_a_short_run_s_verdict(rig: Rig, compute_ms: float) -> None:
     """2 s of tuning in the first of 20 steps: what decides is what the others do."""
