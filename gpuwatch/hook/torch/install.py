@@ -154,7 +154,10 @@ class TorchHooks:
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
         if os.environ.get(SNAPSHOT) and getattr(events, "kind", None) == "cuda":
-            sys.modules["torch"].cuda.memory._record_memory_history(max_entries=100_000)
+            try:
+                sys.modules["torch"].cuda.memory._record_memory_history(max_entries=100_000)
+            except Exception as error:  # not every allocator can
+                self._recorder.failed("recording live allocations", error)
         timeline = DeviceTimeline(events)
         self.communication.measure_by(timeline)
         timeline.divides = self._breakdown.on

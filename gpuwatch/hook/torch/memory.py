@@ -4,6 +4,7 @@ import os
 import sys
 from typing import Any
 
+from gpuwatch.errors import pass_on
 from gpuwatch.formatting import size
 
 SNAPSHOT = "GPUWATCH_OOM_SNAPSHOT"  # names the file; then torch notes where each block is allocated
@@ -33,10 +34,15 @@ def explain(failure: type[BaseException] | None, batch_bytes: int | None, rank: 
     if batch_bytes is not None:
         text += f"; a batch takes {size(batch_bytes)}, and the activations computed from it many times as much"
     text += ". Use a smaller batch with gradient accumulation, bf16, or torch.utils.checkpoint"
-    if reserved - allocated > 0.1 * reserved:
+    settings = f"{os.environ.get('PYTORCH_ALLOC_CONF')},{os.environ.get('PYTORCH_CUDA_ALLOC_CONF')}"
+    if reserved - allocated > 0.1 * reserved and "expandable_segments:True" not in settings:
         text += "; much of the reserved memory was not in use: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     if not (file := os.environ.get(SNAPSHOT)):
         return f"{text}. {SNAPSHOT}=FILE records the live allocations"
     file += f".rank{rank}" * (rank > 0)
-    torch.cuda.memory._dump_snapshot(file)
+    try:
+        torch.cuda.memory._dump_snapshot(file)
+    except Exception as error:  # a full disk, say
+        pass_on(error)
+        return f"{text}. The live allocations could not be written: {error}"
     return f"{text}. The live allocations are in {file}, which https://pytorch.org/memory_viz shows"

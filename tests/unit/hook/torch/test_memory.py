@@ -119,17 +119,21 @@ def test_nothing_is_asked_of_a_device_that_is_not_set_up(
     assert not (tmp_path / "oom.pickle").exists()
 
 
+def attached(kind: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Watch:
+    device = FakeDevice(clock)
+    device.kind = kind  # type: ignore[attr-defined]
+    watch = fake_watch(clock, monkeypatch)
+    hooks = watch.session.torch_hooks
+    hooks._streams.install = lambda kind: None  # type: ignore[method-assign]
+    watch.session.guard(lambda: hooks.attach(device))
+    return watch
+
+
 def test_the_snapshot_is_opt_in_and_one_file_a_rank(
     cuda: Cuda, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def found(kind: str) -> list[str]:
-        device = FakeDevice(clock)
-        device.kind = kind  # type: ignore[attr-defined]
-        watch = fake_watch(clock, monkeypatch)
-        hooks = watch.session.torch_hooks
-        hooks._streams.install = lambda kind: None  # type: ignore[method-assign]
-        hooks.attach(device)
-        watch.close()
+        attached(kind, clock, monkeypatch).close()
         return cuda.calls
 
     assert found("cuda") == []
@@ -140,9 +144,35 @@ def test_the_snapshot_is_opt_in_and_one_file_a_rank(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["oom.pickle", "oom.pickle.rank2"]
 
 
-def test_a_snapshot_that_cannot_be_written_ends_nothing(
-    cuda: Cuda, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_without_room_for_the_snapshot_the_peaks_and_the_advice_are_printed(
+    cuda: Cuda, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GPUWATCH_OOM_SNAPSHOT", str(tmp_path / "no folder" / "oom.pickle"))
-    watch = trained(clock, monkeypatch, OutOfMemoryError())
-    assert watch.session.publisher.accounts.failures == 1
+    trained(clock, monkeypatch, OutOfMemoryError(), quiet=False)
+    text = capsys.readouterr().err
+    assert "out of GPU memory: at the peak 70 GiB" in text and "gradient accumulation" in text
+    assert "The live allocations are in" not in text and "No such file or directory" in text
+
+
+def test_an_allocator_that_records_nothing_leaves_the_device_measured(
+    cuda: Cuda, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync, or RMM's."""
+
+    def refuses(max_entries: int) -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support recordHistory.")
+
+    cuda.memory._record_memory_history = refuses
+    monkeypatch.setenv("GPUWATCH_OOM_SNAPSHOT", str(tmp_path / "oom.pickle"))
+    watch = attached("cuda", clock, monkeypatch)
+    assert watch._recorder.timeline is not None and watch.session.publisher.accounts.failures == 1
+    watch.close()
+
+
+def test_segments_that_expand_already_are_not_advised(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+        assert "expandable_segments" in memory.explain(OutOfMemoryError, None, 0)
+        monkeypatch.setenv(name, "max_split_size_mb:512,expandable_segments:True")
+        assert "expandable_segments" not in memory.explain(OutOfMemoryError, None, 0)
+        monkeypatch.delenv(name)
