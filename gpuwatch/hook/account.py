@@ -360,7 +360,7 @@ class Accounts:
         loader = self.loader
         self.watcher.sample(self.recorder.clock() / 1e9, loader.worker_pids if loader else ())
         device = self.recorder.timeline
-        if device is not None and device.uuid and self.own_gpu is None:
+        if device is not None and device.uuid and (self.own_gpu is None or self.own_gpu.uuid != device.uuid):
             self.own_gpu = OwnGpu(device.uuid)
         trains = self.timeline.counts.steps >= thresholds().min_steps and not self.recorder.in_phase
         if self.own_gpu is not None and trains:

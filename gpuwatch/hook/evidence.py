@@ -140,7 +140,7 @@ class OwnGpu:
     """The mean utilization of the training's GPU by nvidia-ml-py: an upper bound of what this training keeps busy."""
 
     def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
+        self.uuid = uuid
         self._percent: Callable[[], float] | None = None
         self._is_off = False
         self._sum = self._readings = 0.0
@@ -154,7 +154,7 @@ class OwnGpu:
                 import pynvml
 
                 pynvml.nvmlInit()
-                handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+                handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
                 self._percent = lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
             self._sum += self._percent() / 100
             self._readings += 1
@@ -165,7 +165,7 @@ class OwnGpu:
         """Return the GPU with its utilization so far; nothing with fewer than three readings."""
         if self._is_off or self._readings < _MIN_READINGS:
             return ()
-        return (GpuFacts("", self._uuid, utilization_ratio=self._sum / self._readings),)
+        return (GpuFacts("", self.uuid, utilization_ratio=self._sum / self._readings),)
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

@@ -544,6 +544,33 @@ def test_after_an_error_of_an_event_the_verdict_is_of_the_clock_that_most_steps_
     assert ("by the host clock" in report.verdict.sentence) == (clock == "host")
 
 
+def test_the_driver_is_asked_about_the_gpu_that_is_trained_on_now(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cells of a notebook, the second one after `torch.cuda.set_device(1)`."""
+    asked: list[str] = []
+
+    class Own:
+        def __init__(self, uuid: str) -> None:
+            self.uuid = uuid
+
+        def sample(self) -> None:
+            asked.append(self.uuid)
+
+        def facts(self) -> tuple[Any, ...]:
+            return ()
+
+    monkeypatch.setattr("gpuwatch.hook.evidence.OwnGpu", Own)
+    for uuid in ("GPU-0", "GPU-1"):
+        device: Any = FakeDevice(rig.clock)
+        device.uuid = uuid
+        rig.watch.session.torch_hooks.attach(device)
+        for _ in rig.watch.steps(rig.batches([1.0] * 300)):
+            device.launch(0.001)
+            rig.clock.sleep_ms(2)
+        turn(rig.watch)
+        rig.watch._publisher.accounts.sample_host()
+    assert asked == ["GPU-0", "GPU-1"]
+
+
 @pytest.mark.parametrize("compute_ms", [8.0, 20.0])
 def test_one_slow_first_step_does_not_decide_a_short_run_s_verdict(rig: Rig, compute_ms: float) -> None:
     """2 s of tuning in the first of 20 steps: what decides is what the others do."""
