@@ -106,7 +106,7 @@ class TorchEvents:
             return False
         if self._device_now() == self._device and self._stream_of(self._device) == self._stream:
             return True
-        self.foreign += 1
+        self.foreign += not self._capturing()  # what is captured does not run
         return False
 
     def saw(self, device: Any) -> None:

@@ -168,9 +168,11 @@ def test_another_stream_or_device_is_foreign(kind: str) -> None:
     assert events.usable() and events.foreign == 2
 
 
-def test_a_graph_capture_is_not_usable_and_not_foreign() -> None:
+@pytest.mark.parametrize("home", [0, 7], ids=["of the default stream", "of another one"])
+def test_a_graph_capture_is_not_usable_and_not_foreign(home: int) -> None:
     """Capturing happens on a stream of its own: it is no prefetcher."""
     torch = Torch("cuda")
+    torch.stream = home
     events = torch_events(torch)
     torch.capturing, torch.stream = True, 8
     assert events is not None and not events.usable() and events.foreign == 0
