@@ -115,6 +115,7 @@ class DeviceTimeline:
             self.harvest(at_ns)
             if pending and (len(pending) >= RING or at_ns - pending[0].end_ns > OVERDUE_NS):
                 self._give_up_busy()
+                self.start(at_ns)
         foreign = events.foreign
         if not events.usable():
             self._begun_elsewhere = self._begun_elsewhere + 1 if events.foreign > foreign else 0

@@ -524,6 +524,12 @@ def test_waits_of_a_device_that_fell_far_behind_are_not_taken_for_starvation(
     assert states["input_wait"] <= rig.device.idle_ns / MS + 1.0 + 1.0
 
 
+def test_nor_is_the_host_s_work_then_a_wait_for_it(rig: Rig) -> None:
+    for number in rig.watch.steps(rig.batches([1.0] * 400)):
+        rig.train(host_ms=0.5, launch_ms=20_000 if number == 20 else 0.5, after_ms=3)
+    assert rig.states()["host_wait"] == pytest.approx(20 * 3), "before it fell behind"
+
+
 @pytest.mark.parametrize(("fails_at", "clock"), [(20, "host"), (380, "device")])
 def test_after_an_error_of_an_event_the_verdict_is_of_the_clock_that_most_steps_are_measured_by(
     fails_at: int, clock: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
