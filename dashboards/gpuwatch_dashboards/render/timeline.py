@@ -172,7 +172,8 @@ def heat_card(steps: Steps) -> Card:
         return text_card("heat", head, "No steps of this run are stored for this time range.")
     starts = sorted({epoch.step for epoch in steps.epochs})
     by_epoch = len(starts) >= 2
-    first, last = steps.step[0], steps.step[-1] + steps.count[-1]
+    # a run that was resumed counts its steps from 0 again: those of one number share a cell
+    first, last = min(steps.step), max(map(sum, zip(steps.step, steps.count, strict=True)))
     if by_epoch:
         edges = [*([first] if first < starts[0] else []), *starts]
     else:

@@ -70,6 +70,23 @@ def test_from_the_first_step_on_epochs_are_numbered() -> None:
     assert epoch_marks(stretch(0).epochs)[1].text == "epoch 2 begins with step 300"
 
 
+@pytest.mark.parametrize("first", [range(8000, 9000, 10), range(0, 9000, 10)], ids=["a stretch", "the whole run"])
+def test_a_run_that_was_resumed_has_a_heat_map_of_all_its_steps(first: range) -> None:
+    """Under the same GPUWATCH_RUN, each of its processes counts its steps from 0."""
+    step = [*first, *range(0, 300, 10)]
+    waits = [0.01] * len(step)
+    steps = Steps(
+        bucket_steps=10,
+        step=step,
+        count=[10] * len(step),
+        epochs=[Epoch(0, 1000.0 + len(first))],
+        columns={"data_wait_s": Spread(waits, waits, waits)},
+    )
+    option = heat_card(steps).option
+    assert option is not None
+    assert len(option["series"][0]["data"]) > 0.5 * len({*step}), "cells, of a few steps each"
+
+
 @pytest.mark.parametrize("ahead_s", [0.0, 0.7, 30.0])
 def test_a_finding_is_never_there_for_less_than_nothing(ahead_s: float) -> None:
     finding = Finding("stalled", "warning", "t", 0.5, (), "", since_s=1000.0 + ahead_s)
