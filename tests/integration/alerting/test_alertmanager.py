@@ -74,6 +74,7 @@ ALERTS = [
     {"alertname": "GpuwatchTelemetryLost", "job": "gpuwatch", "run": "r24"},
     {"alertname": "RunStalled", "job": "gpuwatch-b", "run": "r25"},
     {"alertname": "RunStalled", "cluster": "b", "job": "gpuwatch", "run": "r26"},
+    {"about": "agents", "alertname": "GpuwatchAgentDown", "cluster": "c"},
 ]
 
 STARVED = {
@@ -156,6 +157,7 @@ def test_a_cause_silences_its_consequences_and_nothing_else(tmp_path: Path) -> N
         ("GpuwatchTelemetryLost", "gpuwatch", "r24"),
         ("RunStalled", "gpuwatch-b", "r25"),
         ("RunStalled", "b", "gpuwatch", "r26"),
+        ("agents", "GpuwatchAgentDown", "c"),
     }
 
 
