@@ -32,6 +32,7 @@ QUERIES = table("gpuwatch_dashboards.sources", "scraped.yml")
 GAUGES = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts")
 SITE_TIMEOUT_S = 15.0  # for queries about a whole site over weeks
 ENDED_HOLD_S = 30.0  # ended runs are asked for again after so long, and at once when a run is no longer served
+INTERVAL_HOLD_S = 300.0  # how often Prometheus scrapes is asked for again after so long
 SCRAPES_PER_WINDOW = 4  # a rate over fewer scrapes is empty whenever one of them is missed
 
 
@@ -48,12 +49,12 @@ class PrometheusSource:
         self,
         url: str,
         get: Get | None = None,
-        scrape_interval_s: float = 15.0,
+        least_interval_s: float = 15.0,
         now: Callable[[], float] = time.time,
         agent_url: str = DEFAULT_AGENT_URL,
     ) -> None:
         self._api = Prometheus(url, get)
-        self._scrape_interval_s, self._window_s = scrape_interval_s, SCRAPES_PER_WINDOW * scrape_interval_s
+        self._least_interval_s, self._interval = least_interval_s, (0.0, least_interval_s)
         self._now = now
         self._ended: dict[tuple[str | None, str | None], tuple[float, set[str], list[ScrapedRun]]] = {}
         # its scheme, user and password are those of all agents
@@ -225,6 +226,19 @@ class PrometheusSource:
         found = self._api.query("query_range", params, timeout_s)
         lines = ((r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values))) for r in found)
         return [Series(labels, line.points(1.5 * step_s)) for labels, line in lines]
+
+    @property
+    def _scrape_interval_s(self) -> float:
+        """The seconds between two scrapes as most agents' samples have them, in steps of 5; at least the least."""
+        until_s, interval_s = self._interval
+        if self._now() >= until_s and (found := self.instant(QUERIES["interval"], timeout_s=SITE_TIMEOUT_S)):
+            interval_s = max(self._least_interval_s, 5.0 * round(found[0][1] / 5.0))
+            self._interval = self._now() + INTERVAL_HOLD_S, interval_s
+        return interval_s
+
+    @property
+    def _window_s(self) -> float:
+        return SCRAPES_PER_WINDOW * self._scrape_interval_s
 
     def _resolution(self, span: Span) -> tuple[float, str]:
         """Return the seconds between two points of a line, and the range of rates."""

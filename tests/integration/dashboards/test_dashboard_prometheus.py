@@ -35,7 +35,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def source(prometheus: str) -> PrometheusSource:
-    return PrometheusSource(prometheus, scrape_interval_s=1.0)
+    return PrometheusSource(prometheus, least_interval_s=1.0)
 
 
 def steps_per_s(source: PrometheusSource) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import traceback
 from collections.abc import Callable
@@ -381,7 +382,7 @@ def test_prometheus_knows_which_rank_is_late() -> None:
 def test_prometheus_lines_have_gaps_where_nothing_was_scraped() -> None:
     def handler(path: str, timeout_s: float) -> Reply:
         values = [[NOW - 60, "0.5"], [NOW - 45, "0.5"], [NOW - 30, "NaN"], [NOW, "0.7"]]
-        result = [{"metric": {"state": "compute"}, "values": values}]
+        result = [{"metric": {"state": "compute"}, "values": values}] if "query_range" in path else []
         return Reply(200, json.dumps({"data": {"resultType": "matrix", "result": result}}).encode())
 
     source = PrometheusSource("http://prom:9090", handler)
@@ -401,10 +402,50 @@ def test_prometheus_is_asked_by_a_panel_s_own_promql_and_a_figure_is_one_value()
     panels = [BY_KEY[key] for key in ("gpu_throttled", "node_shm", "cpu")]
     found = SharedSource(PrometheusSource("http://prom:9090", handler)).answers(panels, Scope(), Span(NOW - 900, NOW))
     assert [(panel.key, len(lines)) for panel, lines in found] == [("gpu_throttled", 1), ("node_shm", 1), ("cpu", 2)]
-    throttled, shm, *cpu = asked.items()
+    _interval, throttled, shm, *cpu = asked.items()
     assert throttled[0].startswith("avg_over_time(gpuwatch_gpu_throttled{") and throttled[1] == "query_range"
     assert shm[0].startswith("max(gpuwatch_shm_used_bytes{") and shm[1] == "query"
     assert len(cpu) == 2 and all("gpuwatch_cpu_seconds_total" in expr for expr, _ in cpu)
+
+
+class Minutes:
+    """A Prometheus that scrapes once a minute, as is its default: a rate over less than two minutes is empty."""
+
+    def __init__(self) -> None:
+        self.now_s, self.measured, self.windows_s = NOW, 0, list[int]()
+        self.source = PrometheusSource("http://prom:9090", self.get, now=lambda: self.now_s)
+
+    def get(self, path: str, timeout_s: float) -> Reply:
+        url = urlsplit(path)
+        expr = parse_qs(url.query)["query"][0]
+        found: list[tuple[dict[str, str], float]] = []
+        if "gpuwatch_sample_timestamp_seconds" in expr:
+            self.measured += 1
+            found = [({}, 59.8)]
+        elif "gpuwatch_ledger_watermark" in expr or "gpuwatch_run_info" in expr or expr.startswith("gpuwatch_run_up"):
+            found = [({**WHO, "instance": "n1:9478"}, NOW)]
+        self.windows_s += [int(each) for each in re.findall(r"(?:rate|increase)\(\w+\{[^}]*\}\[(\d+)s\]", expr)]
+        values = [] if url.path.endswith("query_range") else found
+        result = [{"metric": labels, "value": [NOW, str(value)]} for labels, value in values]
+        return Reply(200, json.dumps({"data": {"result": result}}).encode())
+
+
+@pytest.mark.parametrize("key", ["ledger", "throughput", "cpu", "loader_ready"])
+def test_charts_of_a_prometheus_that_scrapes_once_a_minute_are_of_four_minutes(key: str) -> None:
+    prometheus = Minutes()
+    prometheus.source.answers(BY_KEY[key], Scope("r1", "0", "n1:9478"), Span(NOW - 900, NOW))
+    assert {*prometheus.windows_s} == {240}
+
+
+def test_how_often_prometheus_scrapes_is_asked_once_in_five_minutes() -> None:
+    prometheus = Minutes()
+    for _ in range(2):
+        [run] = prometheus.source.runs()
+        assert run.recent is not None and run.recent.duration_s == 240
+    assert {*prometheus.windows_s} == {240} and prometheus.measured == 1
+    prometheus.now_s += 301
+    prometheus.source.runs()
+    assert prometheus.measured == 2
 
 
 def test_prometheus_refusal_gives_its_reason() -> None:
