@@ -293,7 +293,7 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "",
         ),
         ("last_over_time(gpuwatch_straggler_excess_ratio[2m])", "gpuwatch_straggler_excess_ratio", "missed", ""),
-        (">= run:gpuwatch_run_up:count", ">= count by (job, run) (gpuwatch_run_up == 1)", "missed", ""),
+        (">= on (job, run) run:gpuwatch_run_up:count", ">= count by (job, run) (gpuwatch_run_up == 1)", "missed", ""),
         ("last_over_time(gpuwatch_run_up[10m])) == 0", "gpuwatch_run_up) == 0", "ShortRunsStarved", "stale: the agent"),
         (
             'unless on (job, run) last_over_time(gpuwatch_run_info{device="cpu"}[2m])',
@@ -352,7 +352,7 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "GpuwatchAgentDown",
             "fires: an agent that does",
         ),
-        (">= run:gpuwatch_run_up:count", "> 0", "RunHung", "quiet: two ranks"),
+        (">= on (job, run) run:gpuwatch_run_up:count", "> 0", "RunHung", "quiet: two ranks"),
         (" offset 1h", "", "StepTimeRegressed", "quiet: a slow"),
         ("and gpuwatch_shm_used_bytes / gpuwatch_shm_size_bytes > 0.5", "", "ShmForecast", "quiet: workers that"),
         ("for: 5m\n", "for: 0s\n", "Straggler", "fires: one rank"),
@@ -566,6 +566,35 @@ def test_a_nightly_job_of_the_same_name_is_not_compared_with_last_night_s(tmp_pa
     scenarios = {"rule_files": ["rules.yml"], "evaluation_interval": "5m", "group_eval_order": order, "tests": [test]}
     done = run_scenarios(tmp_path, scenarios, render())
     assert (done.returncode, done.stdout.count("SUCCESS")) == (0, 1), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("alert", [path.stem for path in SCENARIOS if path.stem[0].isupper()])
+def test_an_alert_fires_where_recorded_series_have_a_label_of_their_store(tmp_path: Path, alert: str) -> None:
+    """`vmalert -external.label` and Thanos' ruler add it to each; what agents serve has it from the scraper, or not."""
+    scenarios = parsed((DEPLOY / f"prometheus/tests/{alert}.yml").read_text())
+    rules = json.loads(json.dumps(parsed(render())))
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        rule.setdefault("labels", {})["cluster"] = "a"
+    first = next(each for each in scenarios["tests"] if "alert_rule_test" in each)
+    expr = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})'
+    expected = [
+        {"expr": expr, "eval_time": each["eval_time"], "exp_samples": [{"value": count}] if count else []}
+        for each in first["alert_rule_test"]
+        for count in (len(each["exp_alerts"]),)
+    ]
+    tests = [
+        {
+            "interval": first["interval"],
+            "input_series": [
+                {**each, "series": each["series"].replace("{", label, 1)} for each in first["input_series"]
+            ],
+            "promql_expr_test": expected,
+        }
+        for label in ("{", '{cluster="a",')
+    ]
+    done = run_scenarios(tmp_path, {**scenarios, "tests": tests}, json.dumps(rules))
+    assert (done.returncode, done.stdout.count("SUCCESS")) == (0, 2), done.stdout + done.stderr
+    assert any(each["exp_samples"] for each in expected)
 
 
 def run_scenarios(directory: Path, scenarios: Mapping[str, Any], rules: str) -> subprocess.CompletedProcess[str]:
