@@ -464,7 +464,8 @@ def test_alert(tmp_path: Path, path: Path) -> None:
             "GpuwatchTelemetryLost",
             "fires: a process dies",
         ),
-        ("timestamp_seconds[5m]) / 300, 0)", "timestamp_seconds[5m]) / 300, -9)", "recording", "quiet: a node's clock"),
+        ("timestamp_seconds[5m]) / 300, 0, 3)", "timestamp_seconds[5m]) / 300, -9, 3)", "recording", "is set back"),
+        ("timestamp_seconds[5m]) / 300, 0, 3)", "timestamp_seconds[5m]) / 300, 0, 99)", "recording", "is set ahead"),
         (
             'or avg_over_time(up{job=~"gpuwatch"}[5m]) < 0.5',
             "or vector(0) > 1",
