@@ -1,5 +1,6 @@
 """Alerts that one node can decide without Prometheus, from its own snapshot: of runs, findings and hardware. Pure."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ def conditions(snapshot: Snapshot, now_s: float, config: Config) -> list[Conditi
     rows, thresholds = list(_rows(snapshot)), config.alerts
     for alert, key, since_s, title, lines, of, ratio in (
         *_lost_runs(snapshot.runs),
-        *_of_findings(snapshot.findings, thresholds),
+        *_of_findings(snapshot, thresholds),
         *_of_the_node(snapshot, now_s, thresholds),
     ):
         name = "/".join(str(part) for part in (alert, *key) if part is not None)
@@ -86,10 +87,12 @@ def annotation(alert: str, name: str) -> str:
     return str(alerts()[alert]["annotations"][name])
 
 
-def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -> Iterator[_Found]:
-    for finding in findings:
+def _of_findings(snapshot: Snapshot, thresholds: AlertThresholds) -> Iterator[_Found]:
+    ranks = Counter[str | None](run.run for run in snapshot.runs if run.status == "running")
+    for finding in snapshot.findings:
         alert, run, rank = BY_CAUSE[finding.cause].alert, finding.run, finding.rank
-        least = {"GpuStarved": thresholds.starved_ratio, "RunInefficient": thresholds.inefficient_gpus}.get(alert or "")
+        of_each = thresholds.inefficient_gpus / max(1, ranks[run])
+        least = {"GpuStarved": thresholds.starved_ratio, "RunInefficient": of_each}.get(alert or "")
         is_minor = least is not None and finding.ratio <= least and not BY_CAUSE[finding.cause].costs_later
         if alert is None or finding.severity == "info" or is_minor:
             continue

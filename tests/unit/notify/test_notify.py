@@ -119,6 +119,15 @@ def test_information_is_sent_only_where_it_is_asked_for_and_by_what_it_costs() -
     ]
 
 
+def test_a_tenth_of_each_of_eight_ranks_is_more_than_a_quarter_of_a_gpu() -> None:
+    runs = [Run("r1", rank, "a", "running", START_S, START_S, START_S) for rank in range(8)]
+    found = wrong(*(finding("host_bound", 0.1, rank=rank) for rank in range(8)), runs=runs)
+    assert [each.alert for each in found] == 8 * ["RunInefficient"]
+    assert wrong(finding("host_bound", 0.1), runs=runs[:1]) == []
+    ended = [runs[0], *(replace(each, status="ended") for each in runs[1:])]
+    assert wrong(finding("host_bound", 0.1), runs=ended) == []
+
+
 def test_another_cause_of_the_same_family_is_no_new_alert() -> None:
     post = Post()
     post.look(130, [finding("input_cpu")])
