@@ -1,6 +1,7 @@
 """The page "Compare": two or more runs against the first of them, and whether what was predicted came true."""
 
 from collections.abc import Sequence
+from urllib.parse import quote, unquote
 
 import streamlit as st
 
@@ -45,7 +46,7 @@ def _choice(firsts: Sequence[Run]) -> list[Run]:
     by_key = {run.run: run for run in firsts}
     names = {run.run: label_of(run) for run in firsts}
     if _CHOICE not in st.session_state:
-        asked = [run_of(firsts, name) for name in (st.query_params.get(PARAM) or "").split(",")]
+        asked = [run_of(firsts, unquote(name)) for name in (st.query_params.get(PARAM) or "").split(",")]
         st.session_state[_CHOICE] = list(dict.fromkeys(filter(None, asked)))[:MOST_RUNS] or [
             run.run for run in firsts[1::-1]
         ]
@@ -58,7 +59,7 @@ def _choice(firsts: Sequence[Run]) -> list[Run]:
         format_func=lambda key: names.get(key, key),
         key=_CHOICE,
         max_selections=MOST_RUNS,
-        on_change=lambda: remember(**{PARAM: ",".join(st.session_state[_CHOICE]) or None}),
+        on_change=lambda: remember(**{PARAM: ",".join(map(quote, st.session_state[_CHOICE])) or None}),
     )
     return [by_key[key] for key in chosen]
 

@@ -39,6 +39,27 @@ def test_a_link_of_seven_runs_compares_the_first_six() -> None:
     assert app.markdown[-1].value == "r0,r1,r2,r3,r4,r5"
 
 
+def _draw_commas() -> None:
+    import streamlit as st
+
+    from gpuwatch.api import Run
+    from gpuwatch_dashboards.views import compare
+
+    names = ("c", "d", "lr=0.2,bs=32", "lr=0.1,bs=32")
+    runs = [Run(name, 0, name, "ended", 1000.0 + n, 1100.0, 1100.0) for n, name in enumerate(names)]
+    st.markdown(";".join(run.run for run in compare._choice(runs)))
+
+
+def test_a_link_of_runs_whose_ids_have_commas_compares_them() -> None:
+    first = AppTest.from_function(_draw_commas).run(timeout=30)
+    first.multiselect[0].set_value(["lr=0.1,bs=32", "lr=0.2,bs=32"]).run(timeout=30)
+    again = AppTest.from_function(_draw_commas)
+    again.query_params["runs"] = first.query_params["runs"]
+    again.run(timeout=30)
+    assert not again.exception, again.exception
+    assert again.markdown[-1].value == "lr=0.1,bs=32;lr=0.2,bs=32"
+
+
 def stretch(first: int) -> Steps:
     steps = range(first, first + 600)
     waits = [0.01] * len(steps)
