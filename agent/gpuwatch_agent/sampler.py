@@ -1,6 +1,7 @@
 """The agent's main loop: once a second, apply what arrived, sample the node, book, diagnose, commit, publish."""
 
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -238,7 +239,7 @@ class Sampler(Background):
         samples += exporter.finding_samples(self._evaluator.findings, [*runs, *over])
         rejected = {**dict.fromkeys(_REJECTED, 0), **self._receiver.rejected}
         samples += [
-            Sample("gpuwatch_build_info", 1, (__version__,)),
+            Sample("gpuwatch_build_info", 1, (__version__, os.environ.get("GPUWATCH_ADDRESS", ""))),
             Sample("gpuwatch_messages_received_total", self._receiver.received),
             *(Sample("gpuwatch_messages_rejected_total", n, (why,)) for why, n in sorted(rejected.items())),
             *(Sample("gpuwatch_run_failures_total", n, (step,)) for step, n in sorted(self._runs.failures.items())),

@@ -148,9 +148,9 @@ class SharedSource:
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         """Return the steps of a run's rank that began in a time range; empty where none are kept."""
-        asked, agent = (run.run, run.rank, points, start_s, end_s), self._source.agent_of(run)
-        key = ("steps", run.instance, run.status, *asked)
-        return self.once.get(key, lambda: agent.steps(*asked) or Steps(), *_hold(run, STEPS_HOLD_S))
+        asked = (run.run, run.rank, points, start_s, end_s)
+        key, hold = ("steps", run.instance, run.status, *asked), _hold(run, STEPS_HOLD_S)
+        return self.once.get(key, lambda: self._source.agent_of(run).steps(*asked) or Steps(), *hold)
 
     def past_findings(self, run: Run) -> list[Finding]:
         """Return every finding of a run's rank, active or past, oldest first."""
@@ -159,13 +159,13 @@ class SharedSource:
 
     def report(self, run: Run) -> RunReport:
         """Return the report of a run with all its ranks, from its first second until now."""
-        key, agent = ("report", _key(run), run.status), self._source.agent_of(run)
+        key, hold = ("report", _key(run), run.status), _hold(run, REPORT_HOLD_S)
         try:
-            return self.once.get(key, lambda: gather(agent, run.run, time.time()), *_hold(run, REPORT_HOLD_S))
+            return self.once.get(key, lambda: gather(self._source.agent_of(run), run.run, time.time()), *hold)
         except SourceError:
             raise
         except GpuwatchError as error:  # the agent has just evicted it
-            raise SourceError(f"{agent.where} has no report of {run.name or run.run}", str(error)) from error
+            raise SourceError(f"the agent has no report of {run.name or run.run}", str(error)) from error
 
 
 def _key(run: Run) -> tuple[str, int, str | None]:

@@ -212,7 +212,9 @@ class PrometheusSource:
         return next((labels.get("currency", "") for labels, _ in self.instant("site:gpuwatch_currency:info")), "")
 
     def agent_of(self, run: Run) -> Client:
-        return self._agent_at(run.instance or "")
+        """Return the agent of the run's node: at the address that it exports, as the chart's do, or at `instance`."""
+        own = self.instant(f"gpuwatch_build_info{{{Match(INSTANCE, '=', run.instance or '')}}}")
+        return self._agent_at(next((labels["address"] for labels, _ in own if "address" in labels), run.instance or ""))
 
     def instant(self, expr: str, time_s: float | None = None, timeout_s: float = TIMEOUT_S) -> Vector:
         """Return (labels, value) of each series of an expression, now or at a time."""

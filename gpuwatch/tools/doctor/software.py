@@ -120,7 +120,7 @@ _ACCEPTED: dict[str, tuple[Callable[[str], object], str]] = {
     "QUIET DISABLE AUTO TRACE BREAKDOWN": (is_flag, "1 or 0"),
     "AUTO_PID": (str.isdigit, "a process id"),
     "LOG": (lambda value: value.lower() == "auto" or is_flag(value), "auto"),
-    "HTTP": (is_address, "HOST:PORT"),
+    "HTTP ADDRESS": (is_address, "HOST:PORT"),
     "AGENT_SCHEME": (lambda value: value in ("http", "https"), "http or https"),
     "HISTORY CONFIG TOKEN_FILE API_TOKEN_FILE CLIENT_CERT OOM_SNAPSHOT": (
         lambda value: not Path(value).is_dir(),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import os
 import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from gpuwatch import __version__
 from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.metrics import BY_NAME
@@ -246,3 +249,8 @@ def test_ledger_on_the_page_is_the_wall_clock(agent: Agent) -> None:
     states = run_states(page, RUN)
     assert sum(states.values()) == pytest.approx(run["watermark_s"] - run["started_s"], abs=0.05)
     assert page["gpuwatch_steps_total", RUN, "0"] == run["steps"]
+
+
+def test_an_agent_in_a_pod_says_where_it_is_reached(tmp_path: Path) -> None:
+    with Agent(tmp_path, environment={**os.environ, "GPUWATCH_ADDRESS": "10.1.2.3:9478"}) as agent:
+        assert agent.metrics()["gpuwatch_build_info", __version__, "10.1.2.3:9478"] == 1

@@ -234,7 +234,7 @@ def test_many_clients_at_once_cost_64_ranks_nothing(agent: Agent) -> None:
             for path, many in _PARALLEL:
                 answers = pool.map(_get_at_last, [agent] * many, [path] * many)
                 begin_s = time.monotonic()
-                assert agent.metrics()["gpuwatch_build_info", __version__] == 1
+                assert agent.metrics()["gpuwatch_build_info", __version__, ""] == 1
                 took_s.append(time.monotonic() - begin_s)
                 assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
         sent = json.loads(load.stdout.readline())
@@ -325,7 +325,7 @@ def test_500_connections_with_256_descriptors_leave_room_for_a_scrape() -> None:
                     with contextlib.suppress(OSError):
                         connection.sendall(b"GET /metr")
                 time.sleep(2)
-                assert agent.metrics()["gpuwatch_build_info", __version__] == 1
+                assert agent.metrics()["gpuwatch_build_info", __version__, ""] == 1
                 assert agent.get_text("/readyz") == "ok\n"
                 assert agent.log.stat().st_size < 20_000
             finally:

@@ -199,7 +199,7 @@ def test_the_agents_options_are_those_of_the_agent(tmp_path: Path) -> None:
 def test_tokens_come_from_secrets_and_the_page_has_the_agents() -> None:
     def environment(objects: list[Manifest], kind: str, name: str) -> dict[str, Any]:
         return {
-            each["name"]: each.get("value") or each["valueFrom"]["secretKeyRef"]
+            each["name"]: each.get("value") or each["valueFrom"].get("secretKeyRef")
             for each in _container(one(objects, kind, name))["env"]
         }
 

@@ -20,7 +20,7 @@ from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.sources import AgentSource, Once, SharedSource
-from gpuwatch_dashboards.sources.prometheus import PrometheusSource, _findings
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource, ScrapedRun, _findings
 
 NOW = 1_790_000_100.0
 RUN: dict[str, Any] = {
@@ -349,6 +349,16 @@ def test_a_node_s_ended_runs_are_those_of_its_own_series() -> None:
     assert (
         'topk(100, last_over_time(gpuwatch_ledger_watermark_timestamp_seconds{instance="n1:9478"}[6h]))' in node.asked
     )
+
+
+def test_an_agent_is_asked_where_it_says_that_it_is_reached() -> None:
+    """On Kubernetes `instance` is the node's name: nothing listens there, and there is no port."""
+    by_node = 'gpuwatch_build_info{instance="gpu-node-17"}'
+    source = prometheus({by_node: [({"instance": "gpu-node-17", "version": "0.1.0", "address": "10.1.2.3:9478"}, 1)]})
+    agents = [
+        source.agent_of(ScrapedRun("r", 0, "r", "running", 0, 0, 0, instance=i)) for i in ("gpu-node-17", "n:9478")
+    ]
+    assert [agent.url for agent in agents] == ["http://10.1.2.3:9478", "http://n:9478"]
 
 
 def test_prometheus_stalled_run_says_for_how_long() -> None:
