@@ -17,7 +17,7 @@ import uvicorn
 from gpuwatch.config import Config
 from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.formatting import host_port
-from gpuwatch.host.proc import boot_id
+from gpuwatch.host.proc import boot_id, node_name
 from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen, is_tcp
 from gpuwatch.wire.sockets import ZmqReceiver
@@ -50,7 +50,7 @@ def run_agent(config: Config) -> None:
         stack.callback(sampler.writer.close)
         if config.notify.urls:
             state = path.with_name(path.name + ".notify.json")
-            notifier = Notifier(lambda: sampler.snapshot, config, socket.gethostname(), state)
+            notifier = Notifier(lambda: sampler.snapshot, config, node_name(), state)
             sampler.extra_samples.append(notifier.samples)
             notifier.start()
             stack.callback(notifier.stop)
@@ -60,8 +60,7 @@ def run_agent(config: Config) -> None:
             except ImportError:
                 raise MissingExtra("opentelemetry-proto", "otlp") from None
             port, state = server_socket.getsockname()[1], path.with_name(path.name + ".otlp.json")
-            host = socket.gethostname()
-            pusher = OtlpPusher(own.otlp, own.otlp_every_s, lambda: sampler.snapshot, host, port, state)
+            pusher = OtlpPusher(own.otlp, own.otlp_every_s, lambda: sampler.snapshot, node_name(), port, state)
             sampler.extra_samples.append(pusher.samples)
             pusher.start()
             stack.callback(pusher.stop)
@@ -82,7 +81,7 @@ def run_agent(config: Config) -> None:
             if max(idle_s().values()) <= WEDGED_S:
                 notify_systemd("WATCHDOG=1")
 
-        app = make_app(lambda: sampler.snapshot, history, socket.gethostname(), tuple(endpoints), config.prices, idle_s)
+        app = make_app(lambda: sampler.snapshot, history, node_name(), tuple(endpoints), config.prices, idle_s)
         settings = uvicorn.Config(
             access.guard(app),
             http=BoundedProtocol,

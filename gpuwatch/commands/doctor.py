@@ -1,6 +1,5 @@
 import os
 import shutil
-import socket
 import sys
 from importlib.util import find_spec
 from typing import Annotated
@@ -12,6 +11,7 @@ from gpuwatch import __version__
 from gpuwatch.api.client import is_url
 from gpuwatch.commands.options import AGENT, History, Json
 from gpuwatch.errors import ConfigError
+from gpuwatch.host.proc import node_name
 
 
 def doctor(
@@ -46,7 +46,7 @@ def doctor(
         history = default_history()
     page = prometheus.rstrip("/") if prometheus is not None else None
     checks = examine(this_machine((agent or own).rstrip("/"), agent is not None, page, history))
-    host = socket.gethostname()
+    host = node_name()
     title = f"gpuwatch doctor · {host} · gpuwatch {__version__}"
     if json:
         typer.echo(as_json(checks, __version__, host))

@@ -1,4 +1,3 @@
-import socket
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from gpuwatch.commands.options import AGENT, Agent, Json, Run
 from gpuwatch.errors import ConfigError, usable
 from gpuwatch.formatting import as_json, file_name
 from gpuwatch.hook.requests import ask
+from gpuwatch.host.proc import node_name
 from gpuwatch.tools.reports.gather import choose
 from gpuwatch.tools.stacks.records import lines
 from gpuwatch.tools.stacks.spy import Target, take
@@ -84,9 +84,9 @@ def targets_of(agent: str, pid: int | None, run: str, rank: int | None, file: Pa
     if not ranks:
         raise ConfigError(f"--rank {rank}: run {run} has no such rank on this node")
     name, host = ranks[0].name, source.status().host
-    if host != socket.gethostname():
+    if host != (own := node_name()):
         raise ConfigError(
-            f"{source.where} is on {host}, this is {socket.gethostname()}: run this command there; that agent can sample stacks "
+            f"{source.where} is on {host}, this is {own}: run this command there; that agent can sample stacks "
             "automatically ([stacks] automatic = true)"
         )
     living = [

@@ -6,6 +6,7 @@
 import contextlib
 import os
 import re
+import socket
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 from pathlib import Path
@@ -110,6 +111,11 @@ def oom_kills_on_node(procfs: Path = PROC) -> int | None:
 def boot_id(procfs: Path = PROC) -> str:
     """Return this boot's random id, empty where it is not readable. Source: sys/kernel/random/boot_id, random(4)."""
     return text_of(f"{procfs}/sys/kernel/random/boot_id")
+
+
+def node_name() -> str:
+    """Return the name of this node: GPUWATCH_NODE, which the chart sets, as a pod's host name is its own."""
+    return os.environ.get("GPUWATCH_NODE") or socket.gethostname()
 
 
 def parse_pressure(text: str) -> dict[str, float]:

@@ -251,6 +251,8 @@ def test_ledger_on_the_page_is_the_wall_clock(agent: Agent) -> None:
     assert page["gpuwatch_steps_total", RUN, "0"] == run["steps"]
 
 
-def test_an_agent_in_a_pod_says_where_it_is_reached(tmp_path: Path) -> None:
-    with Agent(tmp_path, environment={**os.environ, "GPUWATCH_ADDRESS": "10.1.2.3:9478"}) as agent:
+def test_an_agent_in_a_pod_has_its_node_s_name_and_says_where_it_is_reached(tmp_path: Path) -> None:
+    pod = {"GPUWATCH_NODE": "node-17", "GPUWATCH_ADDRESS": "10.1.2.3:9478"}
+    with Agent(tmp_path, environment={**os.environ, **pod}) as agent:
+        assert agent.get("/api/v1/status")["host"] == "node-17"
         assert agent.metrics()["gpuwatch_build_info", __version__, "10.1.2.3:9478"] == 1
