@@ -104,7 +104,7 @@ class Evaluator:
         self._trends.sample(accounts, self._node, now_ns)
         all_due = self._tick % EVERY_TICKS == 1
         if all_due:
-            self._ranks = ranks_by_run(list(runs.runs.values()))
+            self._ranks = ranks_by_run(list(runs.runs.values()), self._table)
             self._host = host_facts(self._node)
         self._in_phase = {one.run for one in runs.runs.values() if one.activity.startswith(PHASE)}
         for number, run in enumerate(list(runs.runs.values())):

@@ -137,6 +137,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     step: MeanStep
     comm_wait_s: float | None = None  # the part of its compute that waits for other ranks; None: not measured
     standstill: Standstill | None = None  # None: it makes progress
+    cores: frozenset[int] = frozenset()  # that it may run on; empty: not known
 
 
 class MemoryKills(msgspec.Struct, frozen=True):

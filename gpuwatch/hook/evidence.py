@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts
+from gpuwatch.hook.identity import SLURM_TASKS_HERE, integer
 from gpuwatch.host import blocked, cgroup, proc
 
 _SAMPLES_KEPT, _WINDOW_S = 150, 300.0
@@ -31,11 +32,13 @@ class HostSample(msgspec.Struct, frozen=True):
 
 
 def usable_cores() -> int | None:
-    """Return how many cores this process may use: its affinity, and its cgroup's quota rounded up."""
+    """Return how many cores the ranks here may use: this one's affinity, and its cgroup's quota rounded up."""
     try:
         cores = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return os.cpu_count()
+    tasks, of_job = integer(os.environ, SLURM_TASKS_HERE, 1), integer(os.environ, ("SLURM_CPUS_ON_NODE",), 0)
+    cores = max(cores, min(cores * tasks, of_job))  # each of its tasks may be bound to cores of its own
     return cgroup.within_quota(cores, cgroup.quota(cgroup.folders("cpu")))
 
 

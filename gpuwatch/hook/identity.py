@@ -26,7 +26,8 @@ _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _FIRST_POD = re.compile(r"(.+)-(?:master|worker)-0(?:\..*)?")
-_LOCAL_WORLD_SIZE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+SLURM_TASKS_HERE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")  # the second: only with --ntasks-per-node
+_LOCAL_WORLD_SIZE = ("LOCAL_WORLD_SIZE", *SLURM_TASKS_HERE, "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ def identify(
     start_ticks = _start_ticks(procfs)
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     job = next(filter(None, (environ.get(name, "").strip() for name in _JOB)), "" if elastic == "none" else elastic)
-    if job and job == environ.get("LSB_JOBID") and (index := _integer(environ, ("LSB_JOBINDEX",), 0)):
+    if job and job == environ.get("LSB_JOBID") and (index := integer(environ, ("LSB_JOBINDEX",), 0)):
         job += f"[{index}]"  # of a job array, as bjobs shows it: LSF gives all of its elements one id
     job = job or _kubernetes_job(environ, host, procfs)
     run = _declared_run(environ) or _launched_run(environ, host, procfs, launcher)
@@ -70,9 +71,9 @@ def identify(
     return Identity(
         run=sendable(run),
         job=sendable(job),
-        rank=_integer(environ, _RANK, 0),
-        world_size=max(1, _integer(environ, _WORLD_SIZE, 1)),
-        local_world_size=max(1, _integer(environ, _LOCAL_WORLD_SIZE, 1)),
+        rank=integer(environ, _RANK, 0),
+        world_size=max(1, integer(environ, _WORLD_SIZE, 1)),
+        local_world_size=max(1, integer(environ, _LOCAL_WORLD_SIZE, 1)),
         pid=os.getpid(),
         process_start_ticks=start_ticks,
         pid_namespace=proc.pid_namespace("self", procfs),
@@ -97,7 +98,7 @@ def _kubernetes_job(environ: Mapping[str, str], host: str, procfs: Path) -> str:
     first, index = _FIRST_POD.fullmatch(environ.get("MASTER_ADDR", "")), environ.get("JOB_COMPLETION_INDEX", "")
     job = "" if first is None else first[1]
     if index.isdigit() and host.endswith(f"-{index}"):
-        job = host.removesuffix(f"-{index}") if _integer(environ, _WORLD_SIZE, 1) > 1 else host
+        job = host.removesuffix(f"-{index}") if integer(environ, _WORLD_SIZE, 1) > 1 else host
     if not job or not environ.get("KUBERNETES_SERVICE_HOST"):
         return ""
     namespace = environ.get("POD_NAMESPACE") or proc.text_of(procfs.parent / _NAMESPACE)
@@ -117,7 +118,7 @@ def _declared_run(environ: Mapping[str, str]) -> str:
 
 def _launched_run(environ: Mapping[str, str], host: str, procfs: Path, launcher: int | None) -> str:
     """Return the id that a node's ranks share by their parent: torchrun, which may name no run, or `launcher`."""
-    if "TORCHELASTIC_RUN_ID" in environ and _integer(environ, _WORLD_SIZE, 1) > 1:
+    if "TORCHELASTIC_RUN_ID" in environ and integer(environ, _WORLD_SIZE, 1) > 1:
         parent = os.getppid()
         return f"{host}-{parent}-{_start_ticks(procfs, str(parent))}"
     if launcher is None:
@@ -126,9 +127,10 @@ def _launched_run(environ: Mapping[str, str], host: str, procfs: Path, launcher:
     return f"{host}-{launcher}-{_start_ticks(procfs, str(launcher))}" + (f"-{port}" if port.isdigit() else "")
 
 
-def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    values = (environ.get(name, "") for name in names)
-    return next((int(value) for value in values if value.isdigit()), default)
+def integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    """Return the first number in these variables: of SLURM_STEP_TASKS_PER_NODE "8(x2),4" that of the first node."""
+    found = (re.match(r"[0-9]+", environ.get(name, "")) for name in names)
+    return next((int(number[0]) for number in found if number), default)
 
 
 def _start_ticks(procfs: Path, process: str = "self") -> int:
@@ -182,7 +184,7 @@ class Membership:
     @property
     def _asks_store(self) -> bool:
         """Whether ranks may have other ids: on other nodes, as far as the launcher's variables show, or on this one."""
-        here = 1 if self._has_own_id else _integer(self._environ, ("LOCAL_WORLD_SIZE",), 1)
+        here = 1 if self._has_own_id else integer(self._environ, ("LOCAL_WORLD_SIZE",), 1)
         return self.identity.world_size > here
 
     def _agree(self) -> None:

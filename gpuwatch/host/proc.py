@@ -249,14 +249,14 @@ def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:
     return read(f"{procfs}/{pid}/io", read_and_written)
 
 
-def allowed_cores(pid: int, procfs: Path = PROC) -> int:
-    """Return how many cores a process may run on."""
+def allowed_cores(pid: int, procfs: Path = PROC) -> frozenset[int]:
+    """Return the cores that a process may run on."""
 
-    def count(listed: list[str]) -> int:
+    def numbers(listed: list[str]) -> frozenset[int]:
         spans = [span.partition("-") for span in listed[0].split(",")]
-        return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+        return frozenset(core for first, _, last in spans for core in range(int(first), int(last or first) + 1))
 
-    return _status(pid, procfs, "Cpus_allowed_list", count)
+    return _status(pid, procfs, "Cpus_allowed_list", numbers)
 
 
 def mapped_bytes(pid: int, procfs: Path = PROC) -> dict[str, int]:

@@ -172,10 +172,10 @@ class ProcessTable:
         stat = self.stat(pid)  # a number that is given again is another process's
         return self._owner(pid, uid, None if stat is None else stat.start_ticks)
 
-    def allowed_cores(self, pid: int) -> int | None:
-        """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
-        cores = self.read(proc.allowed_cores, pid)
-        return None if cores is None else cgroup.within_quota(cores, self.quota(pid))
+    def cores(self, hello: wire.Hello | None) -> frozenset[int]:
+        """Return the cores that a training process may run on; empty where that is not readable."""
+        pid = self.host_pid(hello)
+        return frozenset() if pid is None else self.read(proc.allowed_cores, pid) or frozenset()
 
     def quota(self, pid: int) -> cgroup.Quota | None:
         """Return the CPU quota over a process; None without a readable one."""

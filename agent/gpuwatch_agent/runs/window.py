@@ -8,10 +8,11 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts, Window, make_window
-from gpuwatch.host.cgroup import within_limit
+from gpuwatch.host.cgroup import within_limit, within_quota
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.ledger.timeline import STALL_FLOOR_NS
 from gpuwatch.metrics import Sample
+from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
 
@@ -81,7 +82,7 @@ def run_window(
         worker_busy_ratios=seen.ratios(busy=True),
         worker_waits=seen.waits(),
         worker_private_bytes=seen.private_bytes,
-        host=_as_seen_by(run, host, workers),
+        host=_as_seen_by(run, host, workers, ranks),
         gpus=gpus,
         local_world_size=max(1, len(ranks)),
         rank=run.rank,
@@ -127,34 +128,34 @@ def host_facts(node: RecentSamples) -> HostFacts:
     )
 
 
-def _as_seen_by(run: Run, host: HostFacts, workers: WorkerWatch) -> HostFacts:
-    """Return the node as one process sees it: its own /dev/shm, its cores and memory, its network namespace."""
+def _as_seen_by(run: Run, host: HostFacts, workers: WorkerWatch, ranks: Sequence[RankFacts]) -> HostFacts:
+    """Return the node as one process sees it: its own /dev/shm and memory, all ranks' cores, its network namespace."""
     (cores, throttled), received = workers.quota(run), workers.receive_rate(run)
     host = replace(host, cpu_quota_cores=cores, cpu_throttled_ratio=throttled, network_receive_bytes_per_s=received)
     table = workers.table
     pid = table.host_pid(run.hello)
     if pid is None:
         return host
-    shm, allowed = table.shm(pid), table.allowed_cores(pid)
+    shm, usable = table.shm(pid), table.cores(run.hello).union(*(rank.cores for rank in ranks))
     return replace(
         host,
-        cpu_cores=host.cpu_cores if allowed is None else allowed,
+        cpu_cores=within_quota(len(usable), table.quota(pid)) if usable else host.cpu_cores,
         memory_available_bytes=within_limit(host.memory_available_bytes, table.memory_room(pid)),
         shm_size_bytes=host.shm_size_bytes if shm is None or shm.is_hosts else shm.size_bytes,
         shm_used_bytes=host.shm_used_bytes if shm is None or shm.is_hosts else shm.used_bytes,
     )
 
 
-def ranks_by_run(runs: Sequence[Run]) -> dict[str, tuple[RankFacts, ...]]:
+def ranks_by_run(runs: Sequence[Run], table: ProcessTable) -> dict[str, tuple[RankFacts, ...]]:
     """Return each run's ranks that train now, by rank; runs of a single rank are left out."""
     together: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.rank):
         if run.status == RUNNING and run.activity != "silent":
             together.setdefault(run.run, []).append(run)
-    return {name: _compared(ranks) for name, ranks in together.items() if len(ranks) > 1}
+    return {name: _compared(ranks, table) for name, ranks in together.items() if len(ranks) > 1}
 
 
-def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
+def _compared(runs: Sequence[Run], table: ProcessTable) -> tuple[RankFacts, ...]:
     """Return the ranks' mean steps over the time in which the steps of all of them are known."""
     begin_ns = max((run.steps.end_ns[0] for run in runs if run.steps), default=0)
     end_ns = min((run.steps.end_ns[-1] for run in runs if run.steps), default=0)
@@ -164,5 +165,5 @@ def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
         part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
         waits_ns = steps.later(steps.comm_wait_ns, part)
         comm_wait_s = fmean(waits_ns) / 1e9 if waits_ns and min(waits_ns) >= 0 else None
-        found.append(RankFacts(run.rank, steps.mean(part), comm_wait_s, run.standstill))
+        found.append(RankFacts(run.rank, steps.mean(part), comm_wait_s, run.standstill, table.cores(run.hello)))
     return tuple(found)

@@ -118,6 +118,13 @@ def test_torchrun_without_an_id_gives_the_ranks_of_a_node_its_own(procfs: Path) 
     [
         ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (5, 8, 4)),
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4"}, (3, 4, 4)),
+        # srun -n16 -N2: --ntasks-per-node was not given
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, (3, 16, 8)),
+        # srun -n1 --exact, in a batch script with --ntasks-per-node=8
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "8"},
+            (0, 1, 1),
+        ),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3, 1)),
         ({"RANK": "-1", "WORLD_SIZE": "many"}, (0, 1, 1)),
         ({"WORLD_SIZE": "0"}, (0, 1, 1)),

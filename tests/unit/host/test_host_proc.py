@@ -40,7 +40,7 @@ def test_cpu_time_without_its_idle_part_is_not_known(tmp_path: Path) -> None:
 def test_cores_that_a_process_may_use(listed: str, cores: int, tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "status").write_text(f"Name: python\nCpus_allowed_list:\t{listed}\nNSpid: 7\n")
-    assert procfs.allowed_cores(7, tmp_path) == cores
+    assert len(procfs.allowed_cores(7, tmp_path)) == cores
 
 
 def test_time_without_a_core(tmp_path: Path) -> None:

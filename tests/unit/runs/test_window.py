@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gpuwatch import wire
+from gpuwatch.diagnosis.prediction import free_cores
 from gpuwatch.diagnosis.window import HostFacts
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
@@ -15,6 +16,9 @@ from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.views import recent_view
 from gpuwatch_agent.runs.window import ranks_by_run, run_window
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
+from tests.unit.processes.test_processes import put
+
+TABLE = ProcessTable(Path("/nowhere"))
 
 
 def reported(rank: int, steps: int, data_ms: int, at_ns: int = 100 * S, run: str = "run-a") -> Run:
@@ -29,7 +33,7 @@ def reported(rank: int, steps: int, data_ms: int, at_ns: int = 100 * S, run: str
 
 def test_means_are_over_the_same_time_and_first_batches_are_left_out() -> None:
     late_to_tell = reported(1, 11, 60, at_ns=100 * S + 1500 * MS)
-    [facts] = ranks_by_run([reported(0, 31, 10), late_to_tell]).values()
+    [facts] = ranks_by_run([reported(0, 31, 10), late_to_tell], TABLE).values()
     assert [(each.rank, each.step.steps) for each in facts] == [(0, 11), (1, 10)]
     assert (facts[0].step.wait_s, facts[1].step.wait_s) == (pytest.approx(0.010), pytest.approx(0.060))
     assert facts[1].step.compute_s == pytest.approx(0.040) and facts[1].comm_wait_s is None
@@ -38,7 +42,7 @@ def test_means_are_over_the_same_time_and_first_batches_are_left_out() -> None:
 def test_one_rank_or_one_that_is_gone_or_silent_is_not_compared() -> None:
     gone, silent = reported(1, 10, 10), reported(2, 10, 10)
     gone.status, silent.activity = "lost", "silent"
-    assert ranks_by_run([reported(0, 10, 10), gone, silent, reported(0, 10, 10, run="run-b")]) == {}
+    assert ranks_by_run([reported(0, 10, 10), gone, silent, reported(0, 10, 10, run="run-b")], TABLE) == {}
 
 
 def test_the_wait_for_others_is_a_mean_only_where_every_step_has_it() -> None:
@@ -49,8 +53,23 @@ def test_the_wait_for_others_is_a_mean_only_where_every_step_has_it() -> None:
     message = hook.message()
     waits = {**message.columns, "comm_wait_ns": wire.pack([5 * MS] * 11)}
     other.apply(msgspec.structs.replace(message, columns=waits), hook.at_ns, wall_s(hook.at_ns))
-    [facts] = ranks_by_run([one, other]).values()
+    [facts] = ranks_by_run([one, other], TABLE).values()
     assert (facts[0].comm_wait_s, facts[1].comm_wait_s) == (None, pytest.approx(0.005))
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_ranks_that_are_bound_to_cores_of_their_own_share_those_of_all(bound: bool, tmp_path: Path) -> None:
+    """`srun --ntasks-per-node=4 --cpus-per-task=4`: a rank's 4 cores were shared out among 4 ranks."""
+    runs = [reported(rank, 10, 10) for rank in range(4)]
+    for rank in range(4):
+        put(tmp_path, 4711 + rank)
+        listed = f"{4 * rank}-{4 * rank + 3}" if bound else "0-15"
+        (tmp_path / str(4711 + rank) / "status").write_text(f"Cpus_allowed_list:\t{listed}\n")
+    table = ProcessTable(tmp_path)
+    [facts] = ranks_by_run(runs, table).values()
+    window = run_window(runs[3], HostFacts(cpu_cores=64), (), WorkerWatch(table), 101 * S, facts)
+    assert window.host.cpu_cores == 16
+    assert free_cores(window) == 3
 
 
 @pytest.mark.parametrize("step_s", [5, 15, 30, 60])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 from gpuwatch.hook.batches import loader_settings
-from gpuwatch.hook.evidence import HostWatcher, StepIdle
+from gpuwatch.hook.evidence import HostWatcher, StepIdle, usable_cores
+from gpuwatch.host import cgroup
 from gpuwatch.host import proc as procfs
 from tests.unit.hook.fakes import Clock, fake_watch, turn
 
@@ -53,6 +55,20 @@ def test_workers_of_the_pass_before_are_evidence_until_those_of_a_new_one_are_kn
     node.set(0, 0, 0, {13: 2 * TICKS})
     watcher.sample(116.0, [13])
     assert watcher.workers.ratios() == (0.5,) and set(watcher.workers.times) == {13}
+
+
+@pytest.mark.parametrize(
+    ("bound_to", "tasks", "expected"), [(12, "8(x2)", 96), (48, "8", 96), (96, "8", 96), (2, "8", 16), (12, "1", 12)]
+)
+def test_tasks_of_slurm_share_the_cores_of_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, bound_to: int, tasks: str, expected: int
+) -> None:
+    """A task is bound to cores of its own, to those of its NUMA node, or not at all."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(bound_to)))
+    monkeypatch.setattr(cgroup, "quota", lambda groups: None)
+    for name, value in {"STEP_TASKS_PER_NODE": tasks, "NTASKS_PER_NODE": "8", "CPUS_ON_NODE": "96"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert usable_cores() == expected
 
 
 def test_means_over_the_run_and_each_workers_use(node: Node, tmp_path: Path) -> None:
