@@ -124,7 +124,7 @@ def top(
 
     Exit codes: 0; with `--once` 1 if the agent or Prometheus does not answer; 130 after Ctrl-C.
     """
-    require("rich", "dashboard")
+    require("numpy", "dashboard")
     from gpuwatch_dashboards.sources import AgentSource
     from gpuwatch_dashboards.sources.prometheus import PrometheusSource
     from gpuwatch_dashboards.top import Reader

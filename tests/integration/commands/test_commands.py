@@ -99,6 +99,7 @@ def test_an_unknown_command_is_named() -> None:
         (["typer"], ["run", "--", "train.py"], "pip install 'gpuwatch-training[agent]'"),
         (["typer"], ["top"], "pip install 'gpuwatch-training[dashboard]'"),
         (["typer"], ["up"], "pip install 'gpuwatch-training[all]'"),
+        (["numpy"], ["top", "--once"], "pip install 'gpuwatch-training[dashboard]'"),  # typer brings rich
         (["uvicorn"], ["agent"], "pip install 'gpuwatch-training[agent]'"),
         (["streamlit"], ["dashboard"], "pip install 'gpuwatch-training[dashboard]'"),
         (["torch"], ["demo"], "pip install torch"),
