@@ -109,8 +109,10 @@ def kept_token(name: str, file: str | None) -> str | None:
     given, path = os.environ.get(name, ""), Path(file or "")
     with usable(f"{name}_FILE {path}", "name a file that you may write to"):
         if file and not given and not path.exists():
-            path.touch(0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600, exist_ok=False)
-            path.write_text(f"{secrets.token_hex(32)}\n")
+            new = path.with_name(f"{path.name}.new")  # an empty one, of a full disk, would be no token
+            new.touch(0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600)
+            new.write_text(f"{secrets.token_hex(32)}\n")
+            new.replace(path)
         if file and path.exists():
             _warn_of_others(path)
     return token(name, {name: given, f"{name}_FILE": file or ""})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import re
 import socket
@@ -20,7 +21,7 @@ from starlette.testclient import TestClient
 
 from gpuwatch.config import AgentSettings
 from gpuwatch.errors import ConfigError
-from gpuwatch_agent.access import Access, make_context, read_web_config
+from gpuwatch_agent.access import Access, kept_token, make_context, read_web_config
 from tests.certificates import Authority
 
 HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode().replace("$2b$", "$2y$")  # as htpasswd writes it
@@ -203,6 +204,24 @@ def test_a_token_is_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest
         (tmp_path / "token").write_text("short")
         with pytest.raises(ConfigError, match="a token has 16 or more ASCII characters"):
             Access(AgentSettings(api_token_file=str(tmp_path / "token")), listening)
+
+
+def test_a_token_that_a_full_disk_did_not_take_is_made_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty file was left: "a token has 16 or more characters", until somebody deleted it."""
+
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.delenv("GPUWATCH_API_TOKEN", raising=False)
+    file = tmp_path / "token"
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="No space left"):
+        patch.setattr(Path, "write_text", full)
+        kept_token("GPUWATCH_API_TOKEN", str(file))
+    made = kept_token("GPUWATCH_API_TOKEN", str(file))
+    assert made == file.read_text().strip() and len(made) == 64
+    assert file.stat().st_mode & 0o777 == 0o600 and list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
