@@ -119,6 +119,7 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
             await asyncio.sleep(0.5)
+            self.last_notified = min(self.last_notified, time.time())  # a clock that is set back, e.g. by NTP
 
 
 def notify_systemd(state: str) -> None:
