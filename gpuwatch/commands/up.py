@@ -57,7 +57,9 @@ def agent_and_page(
     from gpuwatch_dashboards.launch import streamlit_command
 
     free_port_or_error("127.0.0.1", port)
-    if not is_loopback(http.rpartition(":")[0].strip("[]")):  # there the API needs a token; the page has it too
+    if file := os.environ.get("GPUWATCH_API_TOKEN_FILE") or own_config().agent.api_token_file:
+        os.environ["GPUWATCH_API_TOKEN_FILE"] = file  # for the page
+    elif not is_loopback(http.rpartition(":")[0].strip("[]")):  # there the API needs a token; the page has it too
         os.environ.setdefault("GPUWATCH_API_TOKEN", secrets.token_hex(32))
     agent_url, page_url = own_agent_url(http), f"http://127.0.0.1:{port}"
     with suppress(OSError):

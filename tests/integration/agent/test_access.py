@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.certificates import Authority
 from tests.integration.agent_process import Agent
 from tests.servers import free_port, start_prometheus, wait_for
 
+commands_up: Any = sys.modules["gpuwatch.commands.up"]  # `gpuwatch.commands.up` is the function
 USER = f"basic_auth_users: {{alice: '{bcrypt.hashpw(b'p@ss:word', bcrypt.gensalt(5)).decode()}'}}"
 TLS = "tls_server_config: {cert_file: node.crt, key_file: node.key%s}\n"
 CLIENT_CA = ", client_ca_file: authority.crt, client_auth_type: RequireAndVerifyClientCert"
@@ -268,3 +271,29 @@ def test_up_with_tls_and_users(tmp_path: Path, authority: Authority, monkeypatch
         page = f"http://127.0.0.1:{up[4]}/_stcore/health"
         wait_until_answers("page", started, page)
         assert Client(url).status().host == socket.gethostname()
+
+
+@pytest.mark.parametrize(("http", "by"), [("127.0.0.1", "file"), ("0.0.0.0", "file"), ("0.0.0.0", "variable")])
+def test_the_page_of_up_has_the_token_file_of_its_agent(
+    http: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, config, started = tmp_path / "token", tmp_path / "gpuwatch.toml", list[dict[str, str]]()
+    config.write_text(f'[agent]\napi_token_file = "{token}"\n' if by == "file" else "")
+    for name in ("GPUWATCH_API_TOKEN", "GPUWATCH_API_TOKEN_FILE"):
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GPUWATCH_CONFIG", str(config))
+    if by == "variable":
+        monkeypatch.setenv("GPUWATCH_API_TOKEN_FILE", str(token))
+
+    @contextlib.contextmanager
+    def run(command: Sequence[str], more: Mapping[str, str] = {}, quiet: bool = False) -> Iterator[None]:
+        started.append({**os.environ, **more})
+        yield None
+
+    monkeypatch.setattr(commands_up, "running", run)
+    monkeypatch.setattr(commands_up, "wait_until_answers", lambda *_: None)
+    with commands_up.agent_and_page(f"{http}:{free_port()}", free_port(), [], None):
+        _, page = started
+    assert page["GPUWATCH_API_TOKEN_FILE"] == str(token)
+    assert "GPUWATCH_API_TOKEN" not in page, "it would override the file, and refuse who has the file's token"
