@@ -50,7 +50,7 @@ EVERYTHING: Mapping[str, Any] = {
         "tolerations": [{"operator": "Exists"}],
     },
 }
-"""Every value that is not its default."""
+"""Every value but `ipv6` that is not its default."""
 
 
 def render(

@@ -230,6 +230,16 @@ def test_the_training_pod_of_the_page_is_one_and_is_what_the_agent_listens_for()
     assert f"--listen=tcp://0.0.0.0:{port['containerPort']}" in agent["args"]
 
 
+def test_where_pods_have_ipv6_addresses_only_they_listen_on_those() -> None:
+    """The kubelet probes a pod at its address: nothing answered there, and the agent was restarted for ever."""
+    values = {**EVERYTHING, "ipv6": True}
+    objects = manifests(values)
+    agent, page = _container(one(objects, "DaemonSet", "agent")), _container(one(objects, "Deployment", "dashboard"))
+    assert {"--http=[::]:19478", "--listen=tcp://[::]:19479"} <= set(agent["args"]) and "--host=::" in page["args"]
+    assert {"name": "GPUWATCH_ADDRESS", "value": "[$(POD_ADDRESS)]:19478"} in agent["env"]
+    assert "tcp://[$(NODE_ADDRESS)]:19479" in render(values)["NOTES.txt"]
+
+
 @pytest.mark.parametrize(
     ("values", "output"),
     [
