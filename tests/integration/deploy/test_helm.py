@@ -240,6 +240,19 @@ def test_where_pods_have_ipv6_addresses_only_they_listen_on_those() -> None:
     assert "tcp://[$(NODE_ADDRESS)]:19479" in render(values)["NOTES.txt"]
 
 
+def test_the_scrape_job_of_the_page_scrapes_each_agent_once() -> None:
+    """`role: pod` has a target for each port of a container: that of the hooks was always down."""
+    page = (CHART.parents[2] / "docs/deploy/kubernetes.md").read_text()
+    text = next(block for block in page.split("```yaml\n")[1:] if "kubernetes_sd_configs" in block).partition("```")[0]
+    keeps = [each for job in yaml.safe_load(text) for each in job["relabel_configs"] if each.get("action") == "keep"]
+    container = _container(one(manifests(EVERYTHING), "DaemonSet", "agent"))
+    label = "__meta_kubernetes_pod_container_port_name"
+    kept = [each["regex"] for each in keeps if each["source_labels"] == [label]]
+    assert len(container["ports"]) == 2 and kept == ["http"] == [
+        p["name"] for p in container["ports"] if p["name"] in kept
+    ]
+
+
 @pytest.mark.parametrize(
     ("values", "output"),
     [
