@@ -162,6 +162,15 @@ def test_what_a_user_has_set_stays(site: Site) -> None:
     assert {"GPUWATCH_RUN=mine", "GPUWATCH_ENDPOINT=ipc:///run/mine.sock"} <= set(output.splitlines())
 
 
+def test_a_job_that_a_requeued_jobs_step_submits_is_a_run_of_its_own(site: Site, tmp_path: Path) -> None:
+    """It has the step's environment, with the run that the TaskProlog named there."""
+    script, out = tmp_path / "job.sh", tmp_path / "out"
+    script.write_text('#!/bin/sh\necho "batch ${GPUWATCH_RUN-none}"\nsrun sh -c \'echo "step ${GPUWATCH_RUN-none}"\'\n')
+    submit = ("sbatch", "--parsable", "--wait", "-o", str(out), str(script))
+    site.slurm.run(*submit, env={"GPUWATCH_RUN": "slurm-1.0-attempt-2"})
+    assert out.read_text().splitlines() == ["batch none", "step none"]
+
+
 def test_gpus_that_a_job_has_and_does_not_use(site: Site) -> None:
     if os.geteuid() != 0:
         pytest.skip("Slurm's GPUs of this test are device files, which take root")
