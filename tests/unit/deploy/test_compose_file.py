@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import http.server
+import os
 import re
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
+import pytest
 import yaml
 
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
+
+
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
 
 
 def test_every_service_has_a_memory_limit_that_a_site_can_set() -> None:
@@ -62,3 +76,23 @@ def test_agent_and_page_share_a_token_that_no_other_service_has() -> None:
     }
     for service in (services["agent"], page):
         assert service["environment"]["GPUWATCH_API_TOKEN"] == "${GPUWATCH_API_TOKEN:-}"
+
+
+@pytest.mark.parametrize(("service", "port"), [("agent", "9478"), ("dashboard", "8501")])
+def test_a_health_check_asks_no_proxy(service: str, port: str) -> None:
+    """Docker's client gives containers the site's, by ~/.docker/config.json: all services were unhealthy."""
+    check = yaml.safe_load(COMPOSE.read_text())["services"][service]["healthcheck"]["test"][-1]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        code = check.replace("${GPUWATCH_AGENT_SCHEME:-http}", "http").replace(f":{port}/", f":{server.server_port}/")
+        environ = {**os.environ, "http_proxy": "http://127.0.0.1:1", "no_proxy": "", "NO_PROXY": ""}
+        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=20)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+
+
+def test_grafana_and_the_other_health_checks_ask_no_proxy() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    assert services["grafana"]["environment"]["NO_PROXY"] == "prometheus"
+    for name in ("prometheus", "alertmanager", "grafana"):
+        assert services[name]["healthcheck"]["test"][:4] == ["CMD", "wget", "-Y", "off"]
