@@ -142,13 +142,13 @@ def bind_http(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"--http {address}: give HOST:PORT, e.g. 127.0.0.1:9478")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server_socket = Listener(family, socket.SOCK_STREAM)
-    server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        server_socket.bind((host.strip("[]"), int(port)))
+        with contextlib.ExitStack() as stack:
+            server_socket = stack.enter_context(Listener(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server_socket.bind((host.strip("[]"), int(port)))
+            stack.pop_all()
     except (OSError, UnicodeError) as error:
-        server_socket.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"--http {address}: {reason}; give an address of this machine and a free port (is an agent running already?)"

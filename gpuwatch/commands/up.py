@@ -199,13 +199,13 @@ def wait_for_end(children: Sequence[Child]) -> int:
 
 def free_port_or_error(host: str, port: int) -> None:
     """Raise ConfigError where the port is taken or the address is not this machine's."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except OSError as error:
-            what = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise ConfigError(f"--port {port}: {host}:{port} {what}; choose another with --port") from error
+    except OSError as error:
+        what = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+        raise ConfigError(f"--port {port}: {host}:{port} {what}; choose another with --port") from error
 
 
 def free_port(wanted: int) -> int:
