@@ -68,8 +68,8 @@ def _requests(query: Query, scope: Scope) -> list[Request]:
 
     Extremes of two series lie at different times, so they cannot be summed or divided.
     """
-    fixed = {"run", "rank"} if scope.run is not None else set()
-    if not query.over and not query.is_rate and set(BY_NAME[query.metric].labels) - fixed <= set(query.by):
+    is_one = set(BY_NAME[query.metric].labels) <= {*scope.labels_of(query.metric), *query.by}
+    if not query.over and not query.is_rate and is_one:
         return [(query.metric, None)]
     read: dict[str, set[str]] = {}
     for part in (query, query.over) if query.over else (query,):

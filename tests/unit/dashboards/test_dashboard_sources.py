@@ -112,6 +112,19 @@ def test_agent_fetches_each_metric_once_and_names_run_and_rank_where_they_count(
     assert [[t.last for t in of_query] for of_query in traces] == [[1.0], [1.0], []]
 
 
+@pytest.mark.parametrize(("rank", "how"), [(None, {"by": ""}), ("0", {"rank": "0", "pick": "extremes"})])
+def test_the_ranks_of_a_run_are_counted_at_the_same_times(rank: str | None, how: dict[str, str]) -> None:
+    """Of the extremes of 8 ranks, one of which had just stopped, the last one alone was shown: 0 running ranks."""
+    asked: list[dict[str, str]] = []
+
+    def handler(path: str, timeout_s: float) -> Reply:
+        asked.extend(dict(parse_qsl(text, True)) for text in parse_qs(urlsplit(path).query)["q"])
+        return Reply(200, json.dumps({"answers": [{"metric": "m", "series": []}] * len(asked)}).encode())
+
+    agent(handler).evaluate([curve.query for curve in BY_KEY["up"].curves], Scope("r", rank), Span(NOW - 60, NOW, 30))
+    assert [{name: value for name, value in each.items() if name in ("by", "pick", "rank")} for each in asked] == [how]
+
+
 @pytest.mark.parametrize("key", ["gpu_memory", "node_shm"])
 def test_agent_is_asked_for_both_parts_of_a_quotient_at_the_same_times(key: str) -> None:
     asked: list[dict[str, str]] = []
