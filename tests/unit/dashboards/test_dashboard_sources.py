@@ -423,12 +423,15 @@ def test_prometheus_is_asked_by_a_panel_s_own_promql_and_a_figure_is_one_value()
         return Reply(200, json.dumps({"data": {"result": []}}).encode())
 
     panels = [BY_KEY[key] for key in ("gpu_throttled", "node_shm", "cpu")]
-    found = SharedSource(PrometheusSource("http://prom:9090", handler)).answers(panels, Scope(), Span(NOW - 900, NOW))
+    source = SharedSource(PrometheusSource("http://prom:9090", handler))
+    found = source.answers(panels, Scope(), Span(NOW - 900, NOW))
     assert [(panel.key, len(lines)) for panel, lines in found] == [("gpu_throttled", 1), ("node_shm", 1), ("cpu", 2)]
     _interval, throttled, shm, *cpu = asked.items()
     assert throttled[0].startswith("avg_over_time(gpuwatch_gpu_throttled{") and throttled[1] == "query_range"
     assert shm[0].startswith("max(gpuwatch_shm_used_bytes{") and shm[1] == "query"
     assert len(cpu) == 2 and all("gpuwatch_cpu_seconds_total" in expr for expr, _ in cpu)
+    source.answers([BY_KEY["up"]], Scope("r", instance="n1:9478"), Span(NOW - 900, NOW))
+    assert [*asked][-1] == 'sum(gpuwatch_run_up{run="r", rank=~".*", instance=~".*"})'  # on all of the run's nodes
 
 
 class Minutes:
