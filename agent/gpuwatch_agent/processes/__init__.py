@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import pwd
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -89,7 +90,10 @@ class ProcessTable:
         """Returns a process's owner by pid, as of the last thirty ticks; `NO_OWNER` for one gone or not readable."""
         self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
-        self._user = cache(partial(user_name, {}))
+        self._name_of = cache(
+            lambda uid: pwd.getpwuid(uid).pw_name
+        )  # keeps no error: who is missing is asked for again
+        self._user = cache(partial(user_name, {}, self._name_of))
         self._owner = cache(lambda pid, uid, start_ticks: read_owner(procfs / str(pid), self._user(uid)))
         self.groups = cache(lambda kind, pid, root=True: tuple(cgroup.folders(kind, procfs, sysfs, pid, root)))
         """Returns a process's control groups' folders by controller and pid, as of the last thirty ticks."""
@@ -99,6 +103,7 @@ class ProcessTable:
             self.name: 10,
             **dict.fromkeys((self.groups, self._owner), 30),
             self._user: 60,
+            self._name_of: 600,
         }
         self._ticks = 0
         self._seen: set[int] = set()

@@ -3,9 +3,8 @@
 Other environment variables are not kept, and command lines are never read.
 """
 
-import pwd
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -123,11 +122,11 @@ def read_owner(folder: Path, user: str) -> Owner:
     return combine(user, parse_cgroup(text_of(folder / "cgroup")), allowed(environ))
 
 
-def user_name(known: dict[int, str], uid: int) -> str:
-    """Return a user's name, else the one `known` before, else the number.
+def user_name(known: dict[int, str], name_of: Callable[[int], str], uid: int) -> str:
+    """Return a user's name as the database (`name_of`) has it, else the one `known` before, else the number.
 
-    To be cached: the user database may be across a network, or away for a moment.
+    To be cached: the database may be across a network, or away for a moment.
     """
     with suppress(KeyError):
-        known[uid] = pwd.getpwuid(uid).pw_name
+        known[uid] = name_of(uid)
     return known.get(uid, str(uid))

@@ -104,18 +104,21 @@ def test_a_user_directory_that_is_away_for_a_moment_renames_nobody_for_long(
     table: ProcessTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At boot the agent may start before sssd: for ten minutes alice was 1001, in the alerts and in the GPU-hours."""
-    names = dict[int, SimpleNamespace]()
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: names[uid])
+    names, asked = dict[int, SimpleNamespace](), list[int]()
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: (asked.append(uid), names[uid])[1])
     put(tmp_path, 4711)
 
     def user_after(ticks: int) -> str:
         for _ in range(ticks):
             table.begin_tick()
-        return table.owner(4711).user
+            user = table.owner(4711).user
+        return user
 
     assert user_after(1) == str(os.getuid())
     names[os.getuid()] = SimpleNamespace(pw_name="alice")
     assert user_after(90) == "alice"
+    asked.clear()
+    assert user_after(1200) == "alice" and len(asked) == 2  # who is known is asked for every ten minutes
     names.clear()  # it is restarted
     assert user_after(1200) == "alice"
 
