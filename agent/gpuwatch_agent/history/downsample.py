@@ -202,7 +202,7 @@ def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[
     """Return at most `points` buckets of equally many steps, with epochs, percentiles; times in s, None: not measured.
 
     `total` is the number of steps in the batches and in the `old` minutes before them. A minute is never divided, so
-    its bucket may be larger, and there is one bucket more; in the percentiles its steps count as their mean.
+    its bucket may be larger, and there may be one bucket more; in the percentiles its steps count as their mean.
     """
     size = max(1, -(-total // points))
     every = max(1, -(-total // MOST_PERCENTILE_STEPS))
