@@ -22,7 +22,20 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
 from gpuwatch.host.frames import AROUND, worker_place
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
-from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
+from gpuwatch.ledger.states import (
+    CHECKPOINT,
+    COMPILE,
+    COMPUTE,
+    EVAL,
+    INPUT_WAIT,
+    OTHER,
+    STALLED,
+    STARTUP,
+    TRANSFER,
+    UNKNOWN,
+    Ledger,
+    median,
+)
 from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.ledger.timeline import STILL_NS, Timeline
 from gpuwatch.wire import MAX_TEXT, Counters, Loader, Standstill, Totals, WorkerDeath
@@ -60,19 +73,27 @@ class Untrained:
     def __init__(self) -> None:
         self._all, self._earlier = Counter[str](), Counter[str]()  # the second: without those of the last pass
         self._first_ns = self._begins_ns = 0  # when the first of these steps began, and the first of the last pass
+        self._phases_ns = (0, 0)  # time in evaluations, checkpoints … until then
 
-    def add(self, step: StepRecord) -> None:
-        self._first_ns = self._first_ns or step.start_ns
+    def add(self, step: StepRecord, phases_ns: int) -> None:
+        if not self._first_ns:
+            self._first_ns, self._phases_ns = step.start_ns, (phases_ns, phases_ns)
         if step.epoch_start:
             self._earlier, self._begins_ns = self._all.copy(), step.start_ns
+            self._phases_ns = self._phases_ns[0], phases_ns
         spent = {INPUT_WAIT: step.data_wait_ns, TRANSFER: step.transfer_ns, COMPUTE: step.compute_ns}
         self._all.update({"steps": 1, **spent})
 
-    def before(self, since_ns: int) -> Counter[str]:
-        """Return the sums of the passes that began before, and the time from the first of them until then."""
-        spent = self._earlier if self._begins_ns >= since_ns else self._all
+    def before(self, since_ns: int, phases_ns: int) -> Counter[str]:
+        """Return the sums of the passes that began before, and the time from the first of them until then.
+
+        Of that time what evaluations, checkpoints … took is no `other`. `phases_ns` is their time until now.
+        """
+        first_ns, last_ns = self._phases_ns
+        spent, until_ns = (self._earlier, last_ns) if self._begins_ns >= since_ns else (self._all, phases_ns)
         if spent:
-            spent[OTHER] = since_ns - self._first_ns - spent.total() + spent["steps"]
+            between_ns = since_ns - self._first_ns - spent.total() + spent["steps"]
+            spent[OTHER] = max(0, between_ns - (until_ns - first_ns))
         return spent
 
 
@@ -181,10 +202,11 @@ class Accounts:
         """Add a step to those of passes that train nothing, which are no evidence once a later pass trains."""
         since = self.trained_since_ns
         assert self._untrained is not None
+        phases_ns = sum(self.timeline.ledger.totals_ns[state] for state in (EVAL, CHECKPOINT, COMPILE))
         if since is None or step.start_ns + step.total_ns <= since:
-            self._untrained.add(step)
+            self._untrained.add(step, phases_ns)
             return
-        spent_ns, self._untrained = self._untrained.before(since), None
+        spent_ns, self._untrained = self._untrained.before(since, phases_ns), None
         self._untrained_steps = spent_ns.pop("steps", 0)
         self.untrained_s = {state: ns / 1e9 for state, ns in spent_ns.items() if ns}
         self._epoch_starts.clear()

@@ -83,7 +83,7 @@ class Meter:
         typical_ns = measured * median(by_device or [0]) + (1 - measured) * median(plain or [0])
         samples_ns = new_sampled * max(0.0, median(evidence or [0]) - typical_ns)
         new_ns = new_steps * typical_ns + samples_ns + new_device_ns
-        self.cost_ns += int(new_ns)
+        self.cost_ns += max(0, int(new_ns))  # a sum that falls would be refused, and the run with it
         self.ratio = new_ns / new_step_ns
         self._set_pace(self.ratio, samples_ns / new_step_ns, bool(by_device))
 
@@ -221,7 +221,8 @@ class Sampling:
             self._evidence.count(thread_time.busy_ns() - busy, fetched - asked)
         self._set_rate(fetched - asked)
         harvest_at_ns, harvest_ns = meter.last_harvest
-        self._own_ns = asked - begin_ns - (harvest_ns if harvest_at_ns == begin_ns else 0)
+        # `note_cost` subtracts all copies of the step: those in the fetch were never a part of the hook's time
+        self._own_ns = asked - begin_ns - (harvest_ns if harvest_at_ns == begin_ns else 0) + recorder.transfer_ns
         self._fetched_ns = 0 if is_first else fetched
         return batch
 
@@ -243,7 +244,7 @@ class Sampling:
         asked = clock()
         batch = take()
         answered = clock()
-        wait_ns = recorder.batch_ready_ns - recorder.begin_ns
+        wait_ns = recorder.batch_ready_ns - recorder.begin_ns + recorder.transfer_ns  # with copies in the fetch
         self._set_rate(wait_ns)
         if recorder.steady is owner:
             meter.note(answered - asked - wait_ns + (asked - begin) // recorder.countdown, False, False)

@@ -74,7 +74,7 @@ class Counters(msgspec.Struct):
     tokens: CountOrMissing = -1
     phases_ns: Annotated[dict[Text, Duration], Meta(max_length=MAX_TAGS)] = {}
     """Host timeline: data_wait, transfer, compute of training steps."""
-    declared_ns: Annotated[dict[Name, Count], Meta(max_length=MAX_DECLARED + 1)] = {}
+    declared_ns: Annotated[dict[Name, Duration], Meta(max_length=MAX_DECLARED + 1)] = {}
     """Time in declared phases that are no states of their own, by name: see `ledger.states.add_declared`."""
     overhead_ns: Duration = 0  # CPU time of the hook's background thread, and its metered time in the training thread
     hidden_ns: Duration = 0  # data wait that was hidden behind the device's work, in the `device_steps`

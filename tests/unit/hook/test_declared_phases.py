@@ -11,7 +11,7 @@ from gpuwatch.diagnosis.window import Window
 from gpuwatch.errors import ProtocolError
 from gpuwatch.hook.watch import Watch
 from gpuwatch_agent.runs.records import went_back
-from tests.unit.hook.fakes import Clock, connect, reported, states_ms, turn
+from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, states_ms, turn
 
 
 def spend(watch: Watch, clock: Clock, name: str, ms: int) -> None:
@@ -147,3 +147,27 @@ def test_files_of_one_checkpoint_are_one_save(watch: Watch, clock: Clock) -> Non
         spend(watch, clock, "checkpoint", 2)  # the optimizer
     watch.report()
     assert watch.session.publisher.accounts.timeline.counts.saves == 3
+
+
+def test_an_evaluation_before_the_training_takes_nothing_from_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    for _ in watch.steps(range(10)):  # the mean of the data, say
+        clock.sleep_ms(10)
+    turn(watch)
+    with watch.phase("eval"):  # of the pretrained model
+        clock.sleep_ms(60_000)
+    turn(watch)
+    for number in watch.steps(range(1000)):
+        clock.sleep_ms(10)
+        if number == 0:
+            watch.session._begin_training()  # as the hook of torch's optimizers does
+        with watch.phase("rollout"):
+            clock.sleep_ms(10)
+    turn(watch)
+    accounts = watch._publisher.accounts
+    assert accounts.untrained_s["compute"] == pytest.approx(0.1, abs=0.02)
+    assert accounts.untrained_s.get("other", 0.0) < 1  # it was 60 s
+    window, _ = accounts.window(clock())
+    assert window.share("other") == pytest.approx(10 / 80, abs=0.01)  # 10 s of 60 + 10 + 10; it was 0
+    watch.close()

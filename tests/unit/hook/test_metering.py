@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.fakes import FakeDevice
+from gpuwatch import wire
 from gpuwatch.formatting import percent
 from gpuwatch.hook.metering import Meter
-from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, reported, turn
 
 US = 1_000
 
@@ -208,3 +210,34 @@ def test_any_training_closes_with_a_device_that_rests_in_between(
     rig.device.capturing = False
     rig.watch.close()
     assert ledger.sum_ns == rig.clock.now_ns - ledger.start_ns
+
+
+@pytest.mark.parametrize(("wait_ms", "copy_ms"), [(10.0, 5.0), (0.2, 0.4)])  # the second: on the fast path
+def test_copies_in_a_fetch_are_not_taken_from_the_hook_s_cost(
+    wait_ms: float, copy_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Accelerate's loaders do: they were subtracted from the cost, which fell, and the agent refused all totals."""
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    sender, meter = connect(watch), watch._recorder.meter
+
+    def moved() -> Iterator[int]:
+        for number in range(4000):
+            clock.sleep_ms(wait_ms)
+            with watch.transfer():
+                clock.sleep_ms(copy_ms)
+            yield number
+
+    for number in watch.steps(moved()):
+        clock.sleep_ms(20)
+        if number % 500 == 499:
+            watch._publisher.accounts.settle_cost()
+            turn(watch)
+    turn(watch)
+    assert meter.cost_ns == 0  # the clock stands still while the hook works; it was -5 ms, or +0.4 ms, a step
+    sent = [each for each in reported(sender) if isinstance(each, wire.Steps)]  # overhead_ns below 0 is "malformed"
+    assert sent[-1].totals.steps >= 3900
+    assert sent[-1].totals.phases_ns["transfer"] == pytest.approx(4000 * copy_ms * MS, rel=0.01)
+    overheads = [each.totals.overhead_ns for each in sent]
+    assert overheads == sorted(overheads)  # else the agent ignores the totals: `records.went_back`
+    watch.close()

@@ -94,3 +94,16 @@ def test_a_hook_and_an_agent_of_different_versions_understand_each_other() -> No
     hook.breakdown_ns = {"sideways": S}
     with pytest.raises(ProtocolError, match="sideways"):
         wire.decode(wire.encode(hook.message()))
+
+
+def test_a_run_s_processes_have_a_phase_of_sixty_days_together_and_its_record_is_read_again() -> None:
+    run, at_ns = Run("run-a", 0, BOOT), 100 * S
+    for number in range(20):  # 16 processes are kept; the sums of earlier ones are in `before`
+        hook = FakeHook(at_ns, sender=f"sender-{number}").spend("other", 20 * 86_400 * S)
+        hook.declared_ns = {"rollout": 20 * 86_400 * S}
+        run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
+        run.apply(hook.bye(), hook.at_ns, wall_s(hook.at_ns))
+        at_ns = hook.at_ns
+    record = run.record()
+    assert record is not None
+    assert read_record(record).counts.declared_ns == {"rollout": 400 * 86_400 * S}

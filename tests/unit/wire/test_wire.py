@@ -162,3 +162,14 @@ def test_a_message_cut_short_or_with_a_byte_changed_raises_nothing_else(message:
             wire.decode(broken)
         except ProtocolError as error:
             assert error.reason
+
+
+def test_a_phase_of_sixty_days_is_taken() -> None:
+    """ "between cells" of a notebook, say: it was refused after 52 days, 2**52 ns."""
+    phase_ns = 60 * 86_400 * 10**9
+    states = {"other": phase_ns}
+    lasting = totals(
+        watermark_ns=100 + phase_ns, states_ns=states, phases_ns={}, declared_ns={"between cells": phase_ns}
+    )
+    sent = steps(origin=origin(monotonic_ns=100 + phase_ns), totals=lasting, columns={})
+    assert wire.decode(wire.encode(sent)) == sent
