@@ -258,11 +258,11 @@ class PieceReader:
             idle_ns = 0
         return max(0, idle_ns), lag_ns if known else None
 
-    def release(self, piece: Piece) -> None:
-        """Give back all events but the end: that goes with the next piece, its `previous`, `batch` or neither."""
-        end, self._end = self._end, piece.end
+    def release(self, piece: Piece, kept: Any | None = None) -> None:
+        """Give back all events but `kept` and the end: that is the next piece's `previous`, `batch` or neither."""
+        end, self._end = (None, self._end) if piece.end is None else (self._end, piece.end)
         events = [end, piece.previous, piece.batch, piece.launch]
-        events += [event for pair in (*piece.copies, *piece.waits) for event in pair]
+        events += [event for pair in (*piece.copies, *piece.waits, *piece.asides) for event in pair]
         events += [event for _, event in piece.marks or ()]
-        for event in {id(event): event for event in events if event is not None}.values():
+        for event in {id(event): event for event in events if event is not None and event is not kept}.values():
             self._events.release(event)

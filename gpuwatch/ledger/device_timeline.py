@@ -92,6 +92,8 @@ class DeviceTimeline:
     def start(self, at_ns: int) -> None:
         """Measure from now on, at first or after a rest or a phase: what is queued now comes before the next batch."""
         unused = None if self._chained else self._last  # where measuring began, and no piece did
+        if (piece := self._open) is not None:  # a rest came; the end before it goes with the piece that had it
+            self._reader.release(piece, kept=piece.previous or (piece.batch if piece.follows else None))
         self._open = self._last = self._copy = None
         self._is_reached = self._chained = False
         self._started_ns = at_ns

@@ -497,6 +497,21 @@ def test_events_are_reused_where_measuring_begins_again(device_s: float) -> None
     assert loop.device.events_made < 20
 
 
+@pytest.mark.parametrize("device_s", [0.001, 0.004], ids=["the device is idle", "the device lags"])
+def test_events_of_a_piece_in_which_a_rest_begins_are_reused(device_s: float) -> None:
+    loop = Loop()
+    for _ in range(1000):
+        loop.step(wait_s=0.002, device_s=device_s, copy_s=0.001)
+        loop.timeline.begin(loop.clock())
+        loop.timeline.copy_ends(loop.timeline.copy_begins(loop.clock(), follows=True))
+        loop.timeline.launched(loop.clock())
+        loop.clock.sleep(0.010)
+        loop.timeline.start(loop.clock())
+    assert len(loop.finish()) == 1000 and loop.timeline.error is None
+    assert len({id(event) for event in loop.device._free}) == len(loop.device._free), "none is given back twice"
+    assert loop.device.events_made < 20
+
+
 def test_the_fake_itself_knows_its_idle_time() -> None:
     clock = FakeClock()
     device = FakeDevice(clock, clock.sleep)
