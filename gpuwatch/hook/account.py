@@ -268,10 +268,10 @@ class Accounts:
 
     @property
     def which_clock(self) -> str:
-        """Where the states come from: "device" once its timeline has measured a step, half of them if it failed."""
+        """Where the states come from: "device" once its timeline has measured a step; if it failed, half of them."""
         counts = self.timeline.counts
         least = counts.steps / 2 if self.recorder.device_failed else 0
-        return "device" if counts.device_steps > least else "host"
+        return "device" if counts.device_steps and counts.exposed_steps > least else "host"
 
     def provisional_ns(self, now_ns: int) -> dict[str, int]:
         """Return the time after the watermark by the state it will most likely be booked under. Lock held."""

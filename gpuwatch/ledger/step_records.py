@@ -50,6 +50,7 @@ class StepCounts(Counters):
 
     phases_ns: dict[str, int] = msgspec.field(default_factory=lambda: {"data_wait": 0, "transfer": 0, "compute": 0})
     breakdown_ns: Counter[str] = msgspec.field(default_factory=Counter)
+    exposed_steps: int = 0  # the `device_steps`, and those at rest that were estimated from them
     first: StepRecord | None = None  # the run's first step
     ends_ns: int = 0  # waits that brought no batch, at the end of a pass: while its workers end, for example
     recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=MEDIAN_OF))
@@ -62,6 +63,7 @@ class StepCounts(Counters):
             self.tokens = max(0, self.tokens) + record.tokens
         self.comm_steps += record.comm_wait_ns is not None
         self.unverified_steps += not record.verified
+        self.exposed_steps += record.exposed is not None
         if record.exposed is not None and record.exposed.measured:
             self.device_steps += 1
             self.drained_steps += record.exposed.drained

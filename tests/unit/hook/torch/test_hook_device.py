@@ -530,23 +530,28 @@ def test_nor_is_the_host_s_work_then_a_wait_for_it(rig: Rig) -> None:
     assert rig.states()["host_wait"] == pytest.approx(20 * 3), "before it fell behind"
 
 
-@pytest.mark.parametrize(("fails_at", "clock"), [(20, "host"), (380, "device")])
+@pytest.mark.parametrize(
+    ("fails_at", "one_in", "clock"), [(20, 1, "host"), (380, 1, "device"), (380, 4, "device")], ids=str
+)
 def test_after_an_error_of_an_event_the_verdict_is_of_the_clock_that_most_steps_are_measured_by(
-    fails_at: int, clock: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    fails_at: int, one_in: int, clock: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device is never idle; by the host's clock 89% is a wait."""
+    """The device is never idle; by the host's clock 89% is a wait. At rest its steps are estimated."""
     monkeypatch.setattr("gpuwatch.hook.account.device", lambda: "cuda")
 
     def broken(event: Any) -> Any:
         raise RuntimeError("CUDA error: out of memory")
 
+    recorder = rig.watch._recorder
     for number in rig.watch.steps(rig.batches([8.0] * 400)):
+        recorder.countdown = min(recorder.countdown, 4)
+        recorder.meter.device_one_in = one_in
         if number == fails_at:
             monkeypatch.setattr(rig.device, "record", broken)
         rig.train(host_ms=1, launch_ms=10)
     rig.states()
     report = rig.watch.report()
-    assert rig.watch._recorder.device_failed and report.timeline == clock
+    assert recorder.device_failed and report.timeline == clock
     assert ("by the host clock" in report.verdict.sentence) == (clock == "host")
 
 
