@@ -4,6 +4,7 @@ The hook's background thread and `report()` drain the log into a `Timeline`. Not
 """
 
 import functools
+import sys
 import threading
 import time
 from collections import deque
@@ -32,9 +33,11 @@ _PAUSED_FOR = 64  # so many further copies are followed by a wait, too
 
 
 def is_autograds() -> bool:
-    """Whether Python has not started this thread: autograd's are unknown to it, or dummies once they have logged."""
+    """Whether this thread is in a backward pass, and not Python's: unknown to it, or a dummy once it has logged."""
     known, me = getattr(threading, "_active", None), get_ident()
-    return known is not None and (me not in known or isinstance(known[me], threading._DummyThread))
+    engine = getattr(sys.modules.get("torch"), "_C", None)
+    in_pass = getattr(engine, "_current_graph_task_id", int)() >= 0  # others of C++ may train, as Ray's do
+    return in_pass and known is not None and (me not in known or isinstance(known[me], threading._DummyThread))
 
 
 class _OfFastPath:

@@ -23,7 +23,7 @@ from gpuwatch.hook.batches import loader_settings
 from gpuwatch.hook.session import Session
 from gpuwatch.hook.torch.transfers import TransferWatch
 from gpuwatch.ledger.events import FAST_STEP
-from tests.unit.hook.fakes import Clock, fake_watch, turn
+from tests.unit.hook.fakes import Clock, fake_watch, in_thread_of_c, turn
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
@@ -76,6 +76,13 @@ def test_a_step_lasts_from_one_optimizer_step_to_the_next(training: Training) ->
     assert states["startup"] == pytest.approx(40), "the first one has no beginning"
     assert training.watch.report().steps == 10
     assert training.watch.session.publisher.accounts.bounded_by_optimizer
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_training_in_a_thread_of_c_is_measured(logs: bool, training: Training) -> None:
+    """Python does not know it, or as a dummy, once anything there has logged: of a Ray actor with several threads."""
+    in_thread_of_c(lambda: training.step(30, 10, loops=11), logs)
+    assert training.watch.report().steps == 10
 
 
 def test_what_follows_a_warm_up_step_is_no_wait_of_the_loop_that_comes(training: Training) -> None:

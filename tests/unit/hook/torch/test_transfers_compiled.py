@@ -12,7 +12,7 @@ import pytest
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.tensor_patch import COMPILED_AROUND
 from gpuwatch.hook.watch import Watch, open_watches
-from tests.unit.hook.fakes import MS, Clock, fake_watch, in_autograds_thread, turn
+from tests.unit.hook.fakes import MS, Clock, fake_watch, in_autograds_thread, in_thread_of_c, turn
 from tests.unit.hook.torch.test_transfers import counted_changes
 
 torch = pytest.importorskip("torch")
@@ -256,3 +256,25 @@ def test_what_is_compiled_in_a_backward_pass_on_a_device_is_compile(
     watch.close()
     assert states.get("compile") == pytest.approx(20)
     assert states["compute"] == pytest.approx(0.030)
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_what_another_thread_of_c_compiles_is_no_phase_of_the_training(
+    logs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method of a Ray actor that serves beside the one that trains: only a backward pass is waited for."""
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+
+    def compiles() -> None:
+        with dynamo.callback.callback_handler.install_callbacks(dynamo.callback.CallbackTrigger.DYNAMO, "0/0"):
+            clock.sleep_ms(20_000)
+
+    for number in watch.steps([0, 1, 2]):
+        clock.sleep_ms(10)
+        if number == 1:
+            in_thread_of_c(compiles, logs)
+    turn(watch)
+    states = watch.report().states
+    watch.close()
+    assert "compile" not in states and states["compute"] == pytest.approx(20.030)
