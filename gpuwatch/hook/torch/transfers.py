@@ -56,6 +56,8 @@ class TransferWatch(TorchMethods):
                 device, is_copy = recorder.active_timeline, name in _COPIES
                 if tensor.is_cpu and is_copy and not result.is_cpu:
                     recorder.set_copied(before_ns, begin)  # whatever was timed inside
+                    if device is not None:
+                        device.saw(result)
                 elif device is not None and not tensor.is_cpu and (not is_copy or result.is_cpu):
                     recorder.read_back(begin)
         except Exception as error:  # a subclass with a device of its own making: its copy is not timed

@@ -6,6 +6,7 @@ What else runs there is not seen, so the input wait is not certain.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -70,9 +71,10 @@ def test_work_on_another_device_makes_the_wait_unverified_and_says_so(rig: Rig) 
     assert hello.timeline == "device"
 
 
+@pytest.mark.parametrize("in_mode", [False, True], ids=["", "in torch.device"])
 @pytest.mark.parametrize("to", [None, "meta"], ids=["by .to()", "by to="])
 def test_batches_that_are_copied_to_another_device_make_the_wait_unverified(
-    to: str | None, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    to: str | None, in_mode: bool, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training on `cuda:1` with current device 0: the events of an idle device say nothing of it."""
 
@@ -82,7 +84,8 @@ def test_batches_that_are_copied_to_another_device_make_the_wait_unverified(
     monkeypatch.setattr(rig.device, "saw", saw)
     for batch in rig.watch.steps([[torch.zeros(2)] * 2 for _ in range(10)], to=to):
         if to is None:
-            [each.to("meta") for each in batch]
+            with torch.device("cpu") if in_mode else nullcontext():  # as of `torch.set_default_device`
+                [each.to("meta") for each in batch]
         rig.clock.sleep_ms(5)  # the work is on the other device
         rig.watch._recorder.launched()
     rig.states()
