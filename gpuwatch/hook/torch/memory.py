@@ -34,7 +34,8 @@ def explain(failure: type[BaseException] | None, batch_bytes: int | None, rank: 
     if batch_bytes is not None:
         text += f"; a batch takes {size(batch_bytes)}, and the activations computed from it many times as much"
     text += ". Use a smaller batch with gradient accumulation, bf16, or torch.utils.checkpoint"
-    settings = f"{os.environ.get('PYTORCH_ALLOC_CONF')},{os.environ.get('PYTORCH_CUDA_ALLOC_CONF')}"
+    names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"
+    settings = ",".join(os.environ.get(name, "") for name in names).replace(" ", "")  # as torch reads them
     if reserved - allocated > 0.1 * reserved and "expandable_segments:True" not in settings:
         text += "; much of the reserved memory was not in use: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     if not (file := os.environ.get(SNAPSHOT)):

@@ -170,9 +170,9 @@ def test_an_allocator_that_records_nothing_leaves_the_device_measured(
 
 
 def test_segments_that_expand_already_are_not_advised(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
         assert "expandable_segments" in memory.explain(OutOfMemoryError, None, 0)
-        monkeypatch.setenv(name, "max_split_size_mb:512,expandable_segments:True")
+        monkeypatch.setenv(name, "max_split_size_mb:512, expandable_segments: True")
         assert "expandable_segments" not in memory.explain(OutOfMemoryError, None, 0)
         monkeypatch.delenv(name)
