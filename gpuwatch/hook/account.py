@@ -22,20 +22,7 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
 from gpuwatch.host.frames import AROUND, worker_place
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
-from gpuwatch.ledger.states import (
-    CHECKPOINT,
-    COMPILE,
-    COMPUTE,
-    EVAL,
-    INPUT_WAIT,
-    OTHER,
-    STALLED,
-    STARTUP,
-    TRANSFER,
-    UNKNOWN,
-    Ledger,
-    median,
-)
+from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.ledger.timeline import STILL_NS, Timeline
 from gpuwatch.wire import MAX_TEXT, Counters, Loader, Standstill, Totals, WorkerDeath
@@ -202,7 +189,7 @@ class Accounts:
         """Add a step to those of passes that train nothing, which are no evidence once a later pass trains."""
         since = self.trained_since_ns
         assert self._untrained is not None
-        phases_ns = sum(self.timeline.ledger.totals_ns[state] for state in (EVAL, CHECKPOINT, COMPILE))
+        phases_ns = self.timeline.ledger.phases_ns
         if since is None or step.start_ns + step.total_ns <= since:
             self._untrained.add(step, phases_ns)
             return
