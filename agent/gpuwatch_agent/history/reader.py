@@ -287,6 +287,6 @@ def _columns_of(
     for index, (name, values) in enumerate(msgspec.json.decode(zlib.decompress(text))):
         if name == metric:
             own = dict(zip(BY_NAME[metric].labels, values, strict=False))
-            if labels.items() <= own.items():
-                matching.setdefault(tuple(own[label] for label in shown), []).append(index)
+            if labels.items() <= own.items():  # a label that an older agent did not have is empty
+                matching.setdefault(tuple(own.get(label, "") for label in shown), []).append(index)
     return matching

@@ -90,6 +90,14 @@ def test_layout_id_is_never_given_again(history: History) -> None:
     assert found.labels["run"] == "new" and [value for _, value in found.points] == [2.0]
 
 
+def test_series_of_an_agent_that_did_not_know_a_label_yet_are_read(history: History) -> None:
+    """`address` of gpuwatch_build_info is a new one: the API answered with status 500 as long as old rows were kept."""
+    for second, labels in enumerate([("0.1.0",), ("0.1.0", "10.1.2.3:9478")]):
+        history.commit(Tick(BEGIN_S + second, [Sample("gpuwatch_build_info", 1.0, labels)], {}, [], [], []))
+    found = history.reader.series("gpuwatch_build_info", {}, BEGIN_S, BEGIN_S + 9, 10)
+    assert [each.labels["address"] for each in found] == ["", "10.1.2.3:9478"]
+
+
 def test_what_is_too_old_goes_and_the_rest_stays(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db", keep_s=100.0)
     hook = FakeHook()
