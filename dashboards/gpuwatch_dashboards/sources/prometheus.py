@@ -233,9 +233,10 @@ class PrometheusSource:
     def _scrape_interval_s(self) -> float:
         """The seconds between two scrapes as most agents' samples have them, in steps of 5; at least the least."""
         until_s, interval_s = self._interval
-        if self._now() >= until_s and (found := self.instant(QUERIES["interval"], timeout_s=SITE_TIMEOUT_S)):
-            interval_s = max(self._least_interval_s, 5.0 * round(found[0][1] / 5.0))
-            self._interval = self._now() + INTERVAL_HOLD_S, interval_s
+        if self._now() >= until_s:
+            found = self.instant(QUERIES["interval"], timeout_s=SITE_TIMEOUT_S)  # empty: no agent has two samples
+            interval_s = max(self._least_interval_s, 5.0 * round(found[0][1] / 5.0)) if found else interval_s
+            self._interval = self._now() + (INTERVAL_HOLD_S if found else ENDED_HOLD_S), interval_s
         return interval_s
 
     @property

@@ -437,8 +437,8 @@ def test_prometheus_is_asked_by_a_panel_s_own_promql_and_a_figure_is_one_value()
 class Minutes:
     """A Prometheus that scrapes once a minute, as is its default: a rate over less than two minutes is empty."""
 
-    def __init__(self) -> None:
-        self.now_s, self.measured, self.windows_s = NOW, 0, list[int]()
+    def __init__(self, interval_s: float | None = 59.8) -> None:
+        self.now_s, self.interval_s, self.measured, self.windows_s = NOW, interval_s, 0, list[int]()
         self.source = PrometheusSource("http://prom:9090", self.get, now=lambda: self.now_s)
 
     def get(self, path: str, timeout_s: float) -> Reply:
@@ -447,7 +447,7 @@ class Minutes:
         found: list[tuple[dict[str, str], float]] = []
         if "gpuwatch_sample_timestamp_seconds" in expr:
             self.measured += 1
-            found = [({}, 59.8)]
+            found = [] if self.interval_s is None else [({}, self.interval_s)]
         elif "gpuwatch_ledger_watermark" in expr or "gpuwatch_run_info" in expr or expr.startswith("gpuwatch_run_up"):
             found = [({**WHO, "instance": "n1:9478"}, NOW)]
         self.windows_s += [int(each) for each in re.findall(r"(?:rate|increase)\(\w+\{[^}]*\}\[(\d+)s\]", expr)]
@@ -470,6 +470,18 @@ def test_how_often_prometheus_scrapes_is_asked_once_in_five_minutes() -> None:
         assert run.recent is not None and run.recent.duration_s == 240
     assert {*prometheus.windows_s} == {240} and prometheus.measured == 1
     prometheus.now_s += 301
+    prometheus.source.runs()
+    assert prometheus.measured == 2
+
+
+def test_where_nothing_says_how_often_prometheus_scrapes_it_is_not_asked_for_each_rank() -> None:
+    """As after the last agent has gone: each rank of each run that has ended asked again, and each chart."""
+    prometheus = Minutes(interval_s=None)
+    for _ in range(3):
+        [run] = prometheus.source.runs()
+        assert run.recent is not None and run.recent.duration_s == 60
+    assert prometheus.measured == 1
+    prometheus.now_s += 31
     prometheus.source.runs()
     assert prometheus.measured == 2
 
