@@ -110,7 +110,8 @@ def kept_token(name: str, file: str | None) -> str | None:
     with usable(f"{name}_FILE {path}", "name a file that you may write to"):
         if file and not given and not path.exists():
             new = path.with_name(f"{path.name}.new")  # an empty one, of a full disk, would be no token
-            new.touch(0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600)
+            new.unlink(missing_ok=True)
+            new.touch(0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600, exist_ok=False)
             new.write_text(f"{secrets.token_hex(32)}\n")
             new.replace(path)
         if file and path.exists():

@@ -224,6 +224,23 @@ def test_a_token_that_a_full_disk_did_not_take_is_made_at_the_next_start(
     assert file.stat().st_mode & 0o777 == 0o600 and list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_what_another_user_has_put_there_gets_no_token(
+    is_link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder like /tmp: the token went into a file that its owner, or all users, can read."""
+    monkeypatch.delenv("GPUWATCH_API_TOKEN", raising=False)
+    file, new, other = (tmp_path / name for name in ("token", "token.new", "other"))
+    other.touch()
+    if is_link:
+        new.symlink_to(other)
+    else:
+        new.hardlink_to(other)
+    made = kept_token("GPUWATCH_API_TOKEN", str(file))
+    assert made == file.read_text().strip() and file.stat().st_mode & 0o777 == 0o600
+    assert other.read_text() == "" and not file.is_symlink()
+
+
 @pytest.mark.parametrize(
     ("text", "output"),
     [
