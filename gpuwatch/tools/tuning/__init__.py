@@ -3,6 +3,7 @@
 The loader runs alone, each setting in a separate process, within the available cores, memory and /dev/shm.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -54,6 +55,7 @@ def tune(
     torch = sys.modules.get("torch")
     cuda_in_use = torch is not None and torch.cuda.is_initialized()  # a child could not use it
     takes = wanted.varies - {"pin_memory"} if cuda_in_use else wanted.varies
-    cores = max(1, (usable_cores() or 1) // ranks)
+    own = len(os.sched_getaffinity(0))  # in which the trials run: a task of Slurm's may be bound to cores of its own
+    cores = max(1, min((usable_cores() or 1) // ranks, own))
     measured = partial(measure, wanted, cores=cores)
     return Sweep(measured, room, progress, cores, step_s, budget_s, max_workers, ranks, wanted.name, takes).run()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpuwatch.errors import ConfigError
+from gpuwatch.tools.tuning import tune
 from gpuwatch.tools.tuning.choose import doubt, faster, fetch_cpu_ratio, most_workers
 from gpuwatch.tools.tuning.result import Failed, FailureKind, LeftOut, Measured, Room, Setting, TuneResult
 from gpuwatch.tools.tuning.sweep import Interrupted
@@ -43,6 +46,26 @@ def test_no_workers_feed_only_a_step_to_which_the_fetch_adds_nothing() -> None:
     assert Machine(0.001).sweep(**goal(0.04)).chosen == Setting(0)
     chosen = Machine(0.03).sweep(**goal(0.04)).chosen  # within the step, but it would come on top of it
     assert chosen is not None and chosen.num_workers == 1
+
+
+@pytest.mark.parametrize(
+    ("bound_to", "ranks", "cores"), [(12, 1, 12), (12, 8, 12), (96, 8, 12), (48, 4, 24), (96, 1, 96)]
+)
+def test_a_trial_has_the_cores_of_its_own_process(
+    monkeypatch: pytest.MonkeyPatch, bound_to: int, ranks: int, cores: int
+) -> None:
+    """Of eight tasks of Slurm's on 96 cores. With `ranks=1`, 12 cores were taken for 96."""
+    given: list[int] = []
+
+    def sweep(measured: object, room: object, progress: object, cores: int, *_: object) -> SimpleNamespace:
+        given.append(cores)
+        return SimpleNamespace(run=lambda: None)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(bound_to)))
+    monkeypatch.setattr("gpuwatch.tools.tuning.usable_cores", lambda: 96)
+    monkeypatch.setattr("gpuwatch.tools.tuning.Sweep", sweep)
+    tune(lambda num_workers: [1.0], 0.04, ranks=ranks)
+    assert given == [cores]
 
 
 def test_a_fetch_that_computes_gets_no_more_workers_than_cores() -> None:
