@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts
-from gpuwatch.hook.identity import SLURM_TASKS_HERE, integer
+from gpuwatch.hook.identity import LOCAL_WORLD_SIZE, SLURM_TASKS_HERE, integer
 from gpuwatch.host import blocked, cgroup, proc
 
 _SAMPLES_KEPT, _WINDOW_S = 150, 300.0
@@ -37,8 +37,9 @@ def usable_cores() -> int | None:
         cores = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return os.cpu_count()
-    tasks, of_job = integer(os.environ, SLURM_TASKS_HERE, 1), integer(os.environ, ("SLURM_CPUS_ON_NODE",), 0)
-    cores = max(cores, min(cores * tasks, of_job))  # each of its tasks may be bound to cores of its own
+    tasks = min(integer(os.environ, names, 1) for names in (SLURM_TASKS_HERE, LOCAL_WORLD_SIZE))
+    of_job = integer(os.environ, ("SLURM_CPUS_ON_NODE",), 0)
+    cores = max(cores, min(cores * tasks, of_job))  # each rank may be a task that is bound to cores of its own
     return cgroup.within_quota(cores, cgroup.quota(cgroup.folders("cpu")))
 
 

@@ -27,7 +27,7 @@ _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _FIRST_POD = re.compile(r"(.+)-(?:master|worker)-0(?:\..*)?")
 SLURM_TASKS_HERE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")  # the second: only with --ntasks-per-node
-_LOCAL_WORLD_SIZE = ("LOCAL_WORLD_SIZE", *SLURM_TASKS_HERE, "OMPI_COMM_WORLD_LOCAL_SIZE")
+LOCAL_WORLD_SIZE = ("LOCAL_WORLD_SIZE", *SLURM_TASKS_HERE, "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ def identify(
         job=sendable(job),
         rank=integer(environ, _RANK, 0),
         world_size=max(1, integer(environ, _WORLD_SIZE, 1)),
-        local_world_size=max(1, integer(environ, _LOCAL_WORLD_SIZE, 1)),
+        local_world_size=max(1, integer(environ, LOCAL_WORLD_SIZE, 1)),
         pid=os.getpid(),
         process_start_ticks=start_ticks,
         pid_namespace=proc.pid_namespace("self", procfs),

@@ -58,12 +58,23 @@ def test_workers_of_the_pass_before_are_evidence_until_those_of_a_new_one_are_kn
 
 
 @pytest.mark.parametrize(
-    ("bound_to", "tasks", "expected"), [(12, "8(x2)", 96), (48, "8", 96), (96, "8", 96), (2, "8", 16), (12, "1", 12)]
+    ("bound_to", "tasks", "ranks", "expected"),
+    [
+        (12, "8(x2)", "", 96),
+        (48, "8", "", 96),
+        (96, "8", "", 96),
+        (2, "8", "", 16),
+        (12, "1", "", 12),
+        (12, "8", "1", 12),  # a torchrun in each task: its ranks share that task's cores
+        (12, "8", "8", 96),
+        (96, "1", "8", 96),
+    ],
 )
 def test_tasks_of_slurm_share_the_cores_of_all_of_them(
-    monkeypatch: pytest.MonkeyPatch, bound_to: int, tasks: str, expected: int
+    monkeypatch: pytest.MonkeyPatch, bound_to: int, tasks: str, ranks: str, expected: int
 ) -> None:
     """A task is bound to cores of its own, to those of its NUMA node, or not at all."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(bound_to)))
     monkeypatch.setattr(cgroup, "quota", lambda groups: None)
     for name, value in {"STEP_TASKS_PER_NODE": tasks, "NTASKS_PER_NODE": "8", "CPUS_ON_NODE": "96"}.items():
