@@ -193,7 +193,7 @@ def heat_card(steps: Steps) -> Card:
     most = full_colour_s(known)
     if not by_epoch:
         wrap, names = "All rows have the same number of steps", [f"{edge:,}" for edge in edges]
-    elif steps.step[0] > 0:  # it is not known how many there were before
+    elif steps.step[0] > 0 or [*steps.step] != sorted(steps.step):  # epochs before are not known, or begin again
         wrap, names = "Each row begins with an epoch", [f"step {edge:,}" for edge in edges[::together]]
     elif together == 1:
         wrap, names = "Each row is an epoch", [f"epoch {number + 1}" for number in range(len(edges))]

@@ -108,6 +108,17 @@ def test_a_run_that_was_resumed_has_a_heat_map_of_all_its_steps(first: range) ->
     assert len(option["series"][0]["data"]) > 0.5 * len({*step}), "cells, of a few steps each"
 
 
+def test_rows_of_a_run_that_was_resumed_have_no_numbers_of_epochs() -> None:
+    """Resumed within its second epoch, whose rest of 400 steps was taken for the first one, and shifted all others."""
+    step = [*range(0, 1500, 10), *range(0, 2000, 10)]
+    waits = [0.01] * len(step)
+    epochs = [Epoch(number, 1000.0 + n) for n, number in enumerate((0, 1000, 0, 400, 1400))]
+    columns, count = {"data_wait_s": Spread(waits, waits, waits)}, [10] * len(step)
+    option = heat_card(Steps(bucket_steps=10, step=step, count=count, epochs=epochs, columns=columns)).option
+    assert option is not None
+    assert option["yAxis"]["data"] == ["step 0", "step 400", "step 1,000", "step 1,400"]
+
+
 @pytest.mark.parametrize("ahead_s", [0.0, 0.7, 30.0])
 def test_a_finding_is_never_there_for_less_than_nothing(ahead_s: float) -> None:
     finding = Finding("stalled", "warning", "t", 0.5, (), "", since_s=1000.0 + ahead_s)
