@@ -598,6 +598,25 @@ def test_an_alert_fires_where_recorded_series_have_a_label_of_their_store(tmp_pa
     assert any(each["exp_samples"] for each in expected)
 
 
+def test_a_label_that_targets_get_while_a_run_starves_makes_no_rule_fail(tmp_path: Path) -> None:
+    """For five minutes both of a rank's series have an increase: GpuStarved failed so long, for the whole site."""
+    scenarios = parsed((DEPLOY / "prometheus/tests/GpuStarved.yml").read_text())
+    name, labels = "gpuwatch_run_seconds_total", 'job="gpuwatch",instance="n1:9478",run="r1",rank="0"'
+    series = [
+        {"series": f'{name}{{{labels},state="{state}"{more}}}', "values": values.format(per_step, 21 * per_step)}
+        for state, per_step in (("input_wait", 6), ("compute", 9))
+        for more, values in (("", "0+{0}x20 stale"), (',rack="a"', "_x21 {1}+{0}x40"))
+    ]
+    starves = {"expr": "count(alert:GpuStarved:value)", "exp_samples": [{"value": 1}]}
+    asked = [{**starves, "eval_time": when} for when in ("4m", "6m", "8m", "14m")]
+    done = run_scenarios(
+        tmp_path,
+        {**scenarios, "tests": [{"interval": "15s", "input_series": series, "promql_expr_test": asked}]},
+        RULES_FILE.read_text(),
+    )
+    assert (done.returncode, done.stdout.count("SUCCESS")) == (0, 1), done.stdout + done.stderr
+
+
 def run_scenarios(directory: Path, scenarios: Mapping[str, Any], rules: str) -> subprocess.CompletedProcess[str]:
     """Run a file of scenarios, each with only the rules that it mentions and those that they read.
 
