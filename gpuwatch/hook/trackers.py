@@ -206,7 +206,7 @@ def tracker_of(run: Any) -> Tracker:
 def active_trackers() -> list[Tracker]:
     """Return those whose run is active in this thread, of the trackers that the program has imported."""
     active: dict[str, Callable[[Any], Any]] = {
-        "wandb": lambda wandb: wandb.run,
+        "wandb": lambda wandb: getattr(wandb, "run", None),  # a folder of that name has none
         "mlflow": lambda mlflow: mlflow.active_run(),
         "trackio.context_vars": lambda trackio: trackio.current_run.get(),
     }

@@ -261,6 +261,13 @@ def test_trackio_and_aim(live: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert aim.calls[-1] == ("track", "Text(gpuwatch)", "gpuwatch/report", 200)
 
 
+def test_a_folder_called_wandb_hides_no_other_tracker(monkeypatch: pytest.MonkeyPatch, mlflow: Run) -> None:
+    """W&B leaves such a folder behind; where W&B is not installed, `try: import wandb` gives an empty namespace."""
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+    monkeypatch.delitem(sys.modules, "trackio.context_vars", raising=False)
+    assert [each.name for each in trackers.active_trackers()] == ["MLflow"]
+
+
 def test_a_tracker_that_fails_is_left_out_and_the_others_go_on(
     live: Make, failures: list[tuple[str, BaseException]]
 ) -> None:
