@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import threading
 import weakref
@@ -35,6 +36,8 @@ class Training:
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
         """Use `watch`, else the open Watch, else one of `options` that ends with this. Call in the training thread."""
+        if watch is not None and watch.identity.pid != os.getpid():
+            watch = None  # this process was forked since, and has its own
         current = watch or (open_watches[-1] if open_watches else None)
         self._owned = current is None
         self.watch = current or Watch(**options)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 
+import pytest
 import torch
 
 import gpuwatch
@@ -47,3 +49,22 @@ def test_with_a_closed_watch_it_trains_as_without() -> None:
         assert [vars(owner)[name] for owner, name in methods] == before
     assert [vars(owner)[name] for owner, name in methods] == before
     assert watch.report().steps == 0
+
+
+def test_a_forked_process_measures_itself_where_its_parents_watch_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`with Watch() as w: Trainer(strategy="ddp_notebook", callbacks=[GpuWatchCallback(w)])`: no rank was measured."""
+    monkeypatch.setenv("GPUWATCH_QUIET", "1")
+    with gpuwatch.Watch() as watch:
+        pid = os.fork()
+        if not pid:
+            code = 100
+            try:
+                training = Training(watch)
+                for number in range(3):
+                    training.fetched([training.fetch(lambda number=number: number)])
+                training.end_step()
+                code = training.watch.report().steps
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert watch.report().steps == 0
