@@ -70,12 +70,15 @@ def unchanged(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _follow(training: Training, trainer: Any) -> None:
-    """Measure what the trainer does inside: its fetches where they happen, its copies, validations and checkpoints."""
-    training.patches.wrap(trainer.strategy, "batch_to_device", training.copy)
-    training.wrap_phase(trainer, "save_checkpoint", "checkpoint")
-    training.wrap_phase(trainer.strategy, "load_checkpoint", "checkpoint_load")
+    """Measure what the trainer does inside: its fetches where they happen, its copies, validations and checkpoints.
+
+    Methods of classes are replaced: a loader's spawned workers may get the trainer, with a data module's `collate_fn`.
+    """
+    training.patches.wrap(type(trainer.strategy), "batch_to_device", training.copy)
+    training.wrap_phase(type(trainer), "save_checkpoint", "checkpoint")
+    training.wrap_phase(type(trainer.strategy), "load_checkpoint", "checkpoint_load")
     loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
-    training.wrap_phase(getattr(loop, "val_loop", None), "run", "eval")
+    training.wrap_phase(type(getattr(loop, "val_loop", None)), "run", "eval")
     _follow_fetcher(training, trainer)
 
 

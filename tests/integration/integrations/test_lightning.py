@@ -113,9 +113,22 @@ def test_the_verdict_is_printed_once_and_the_trainer_is_left_as_it_was(
 ) -> None:
     trainer = fit_lightning(truth, tmp_path, [GpuWatchCallback(run="once")], max_epochs=1)
     assert capsys.readouterr().err.count("gpuwatch · once") == 1
-    assert "save_checkpoint" not in vars(trainer)
-    assert "batch_to_device" not in vars(trainer.strategy)
-    assert "run" not in vars(trainer.fit_loop.epoch_loop.val_loop)
+    owners = trainer, trainer.strategy, trainer.fit_loop.epoch_loop.val_loop
+    for owner, name in zip(owners, ("save_checkpoint", "batch_to_device", "run"), strict=True):
+        assert name not in vars(owner) and getattr(owner, name).__func__.__module__.startswith("lightning.")
+
+
+def test_the_trainer_can_be_pickled_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader's spawned workers get it with `collate_fn=self.collate` of a data module: training ended there."""
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    sent: list[bytes] = []
+    monkeypatch.setattr(BoringModel, "on_train_start", lambda self: sent.append(pickle.dumps(self.trainer)))
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "default_root_dir": tmp_path}
+    with gpuwatch.Watch(quiet=True) as watch:
+        pl.Trainer(max_epochs=1, callbacks=[GpuWatchCallback(watch)], **options).fit(BoringModel())
+        assert watch.report().steps == 64
+    assert pickle.loads(sent[0]).max_epochs == 1
 
 
 def test_pytorch_lightning_works_with_the_same_callback(truth: w.Truth, tmp_path: Path) -> None:
