@@ -56,10 +56,6 @@ class GpuWatchCallback(FrameworkCallback, _base()):  # type: ignore[misc]
         if training is not None:
             training.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A spawned process gets the trainer without what runs here: it makes its own Watch."""
-        return {**self.__dict__, "_training": None, "_watch": None}
-
 
 def unchanged(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Give the trainer the callback. `gpuwatch run` calls this instead of `Trainer.fit`."""

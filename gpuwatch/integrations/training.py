@@ -221,6 +221,10 @@ class FrameworkCallback:
         self._watch, self._options = watch, options
         self._training: Training | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A spawned process gets it without what runs here: it makes its own Watch."""
+        return {**self.__dict__, "_training": None, "_watch": None}
+
     def _note(self, note: Callable[[Training], None]) -> None:
         """Call `note` with the training that runs, if one does."""
         if self._training is not None:

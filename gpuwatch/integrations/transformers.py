@@ -15,7 +15,6 @@ from typing import Any
 
 from gpuwatch.hook.loader import time_accelerate_copies
 from gpuwatch.hook.torch.patches import Patches, say_once
-from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
 from gpuwatch.integrations.training import FrameworkCallback, TimedIterator, Training, open_watch_for_the_process
 
@@ -35,14 +34,16 @@ class GpuWatchCallback(FrameworkCallback, _transformers.TrainerCallback):  # typ
     A callback gets neither the trainer nor an exception, so `Trainer.train` is replaced while there is such a callback.
     """
 
-    def __init__(self, watch: Watch | None = None, **options: Any) -> None:
-        super().__init__(watch, **options)
-        self._trainer: Any = None
-        _callbacks.add(self)
-        weakref.finalize(self, _restore_when_unused)
+    _trainer: Any = None
+
+    def __new__(cls, *_: Any, **__: Any) -> GpuWatchCallback:
+        made: GpuWatchCallback = super().__new__(cls)  # also where one is unpickled
+        _callbacks.add(made)
+        weakref.finalize(made, _restore_when_unused)
         if not _patches:
             _patches.append(Patches())
             _patches[0].wrap(_Trainer, "train", _train)
+        return made
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training is None:

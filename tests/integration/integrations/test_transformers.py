@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,19 @@ def test_two_trainings_with_one_callback_are_two_verdicts_and_another_trainer_no
     trainer.train()
     hf_trainer(truth, tmp_path, [], **options).train()
     assert capsys.readouterr().err.count("gpuwatch · twice") == 2
+
+
+def test_a_callback_that_is_pickled_measures_in_the_process_that_gets_it(
+    truth: w.Truth, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with `hyperparameter_search(backend="ray")`, which sends the trainer to another process."""
+    with gpuwatch.Watch(quiet=True) as watch:
+        sent = pickle.dumps(GpuWatchCallback(watch, run="sent"))
+    gc.collect()
+    assert not hasattr(hf.Trainer.train, "__wrapped__")  # as in that process
+    options = {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no"}
+    hf_trainer(truth, tmp_path, [pickle.loads(sent)], **options).train()
+    assert capsys.readouterr().err.count("gpuwatch · sent") == 1
 
 
 def test_copies_inside_the_fetch_are_transfer(truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
