@@ -1,3 +1,4 @@
+import fcntl
 import os
 import shutil
 import sys
@@ -45,10 +46,10 @@ def run(
     }
     if script := next((Path(word).name for word in command if word.endswith(".py")), None):
         wanted["GPUWATCH_AUTO_SCRIPT"] = script
-    with suppress(OSError):  # a process that prints a verdict notes there which ones have started it
-        notes = TemporaryFile()  # noqa: SIM115  the program keeps it
-        os.set_inheritable(notes.fileno(), True)
-        wanted["GPUWATCH_AUTO_NOTES"] = f"/proc/{os.getpid()}/fd/{notes.fileno()}"
+    with suppress(OSError), TemporaryFile() as file:
+        # A process that prints a verdict notes there which ones have started it. Few programs use such a number.
+        notes = fcntl.fcntl(file, fcntl.F_DUPFD, 500)
+        wanted["GPUWATCH_AUTO_NOTES"] = f"/proc/{os.getpid()}/fd/{notes}"
     try:
         # Each Python runs our `sitecustomize` first. torch's flight recorder is off in some versions: see `Standstill`.
         os.execve(program, command, {"TORCH_FR_BUFFER_SIZE": "2000", **os.environ, **wanted})

@@ -315,8 +315,9 @@ class Session:
             self.guard(show, "printing the verdict")
 
     def _note_printed(self) -> None:
-        Session.any_printed, pid = True, os.getpid()
-        with suppress(OSError, NoData), Path(os.environ.get(_NOTES, os.devnull)).open("a") as notes:
+        Session.any_printed, pid, path = True, os.getpid(), Path(os.environ.get(_NOTES, os.devnull))
+        # What has a link is a file or a pipe of the program, which may use this descriptor itself.
+        with suppress(OSError, NoData), (Path(os.devnull) if path.stat().st_nlink else path).open("a") as notes:
             while (pid := stat(pid).parent) > 1:
                 notes.write(f"{pid}\n")
 

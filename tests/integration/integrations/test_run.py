@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -415,6 +416,28 @@ def test_python_that_a_shell_script_starts_says_why_there_is_no_verdict(tmp_path
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     (tmp_path / "train.py").write_text("import torch")
     assert run(tmp_path, [*torchrun, str(tmp_path / "train.py")]).err.count("no training step was seen") == 1
+
+
+PARENT = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+
+
+def test_a_file_that_a_shell_script_writes_by_a_descriptor_is_its_own(tmp_path: Path) -> None:
+    """`exec 3>results.txt` took the place of the notes of `gpuwatch run`: pids were appended to the file."""
+    script, train = tmp_path / "job.sh", shlex.join([sys.executable, "-c", PARENT, ELSEWHERE + "train(False)"])
+    more = " ".join(f"{number}>&3" for number in range(4, 10))
+    script.write_text(f"#!/bin/sh\nexec 3>'{tmp_path}/results.txt' {more}\n{train}\necho done >&3\n")
+    script.chmod(0o755)
+    done = run(tmp_path, [str(script)])
+    assert done.code == 0 and "64 steps" in done.err and "no training step was seen" not in done.err, done.err
+    assert (tmp_path / "results.txt").read_text() == "done\n"
+
+
+@pytest.mark.parametrize("then", ["pass", ELSEWHERE + "train(False)"])
+def test_a_pipe_in_the_place_of_the_notes_is_neither_read_nor_written(then: str, tmp_path: Path) -> None:
+    """With `exec 3>&1` in a shell script, each Python in it waited forever at its end, or wrote pids to its output."""
+    take = "import os; os.dup2(1, int(os.environ['GPUWATCH_AUTO_NOTES'].rpartition('/')[2]))"
+    done = run(tmp_path, [sys.executable, "-c", f"{take}\n{then}"])
+    assert (done.code, done.out) == (0, ""), done.err
 
 
 def test_signals_reach_the_script_itself(tmp_path: Path) -> None:
