@@ -107,7 +107,8 @@ def _watch_iteration(loader_class: Any) -> None:
             _watch_iteration(cls)  # what its own `__iter__` does to a batch is a part of the wait
 
     loader_class.__iter__ = __iter__
-    loader_class.__init_subclass__ = classmethod(__init_subclass__)
+    if "__init_subclass__" not in vars(loader_class):
+        loader_class.__init_subclass__ = classmethod(__init_subclass__)
 
 
 class _Original(LoaderAround):

@@ -271,6 +271,36 @@ def test_what_a_loader_s_own_class_does_to_a_batch_is_a_wait_for_it(tmp_path: Pa
     assert spent_s["compute"] >= 0.6, spent_s
 
 
+SUBCLASSES = """
+import torch
+class Base(torch.utils.data.DataLoader):
+    kinds = {}
+    def __init_subclass__(cls, kind, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Base.kinds[kind] = cls.__name__
+    def __iter__(self):
+        for (batch,) in super().__iter__():
+            yield batch
+class Images(Base, kind="images"):
+    def __iter__(self):
+        yield from super().__iter__()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in Images(torch.utils.data.TensorDataset(torch.ones(64, 4)), batch_size=2):
+    model(batch).sum().backward()
+    optimizer.step()
+print(Base.kinds)
+"""
+
+
+def test_a_loaders_class_keeps_what_it_does_with_its_subclasses(tmp_path: Path) -> None:
+    """A class with an `__iter__` and an `__init_subclass__` lost the latter: "takes no keyword arguments"."""
+    done = run(tmp_path, [sys.executable, "-c", SUBCLASSES])
+    assert (done.code, done.out) == (0, "{'images': 'Images'}\n"), done.err
+    (totals,) = done.totals
+    assert totals.steps == 32, done.err
+
+
 OWN_TRAINERS = """
 import itertools, json, sys, time, torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
