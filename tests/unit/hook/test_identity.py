@@ -153,3 +153,10 @@ def test_a_run_in_a_process_that_a_package_starts_is_named_after_the_script_of_g
     monkeypatch.setattr(sys, "argv", ["/venv/lib/python3.11/site-packages/ray/_private/workers/default_worker.py"])
     assert script_name({"GPUWATCH_AUTO_SCRIPT": "train.py"}) == "train.py"
     assert script_name({}) == "default_worker.py"
+
+
+@pytest.mark.parametrize("place", ["/home/a/resnet/__main__.py", "/v/lib/python3.11/site-packages/resnet/__main__.py"])
+def test_a_package_that_is_run_by_m_names_the_run(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them were "__main__.py"."""
+    monkeypatch.setattr("sys.argv", [place])
+    assert script_name({}) == "resnet"
