@@ -43,7 +43,10 @@ class Finder:
 
                 getattr(instrument, function)(module)
             except Exception as error:
-                print(f"gpuwatch: {module.__name__} is not watched: {error!r}", file=sys.stderr)
+                if TO_INSTRUMENT:
+                    print(f"gpuwatch: {module.__name__} is not watched: {error!r}", file=sys.stderr)
+                if "gpuwatch.integrations.instrument" not in sys.modules:
+                    TO_INSTRUMENT.clear()  # no module can be watched, which one message says
 
         loader.exec_module = exec_module
         return spec

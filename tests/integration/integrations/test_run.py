@@ -522,6 +522,17 @@ def test_disabled_changes_nothing(value: str, tmp_path: Path) -> None:
     assert done.out == f"{value not in ('1', 'yes')}\n"
 
 
+def test_an_environment_without_gpuwatch_is_one_message(tmp_path: Path) -> None:
+    """docs/guides/integrations.md: "one message reports it". It was one for each module of torch's.
+
+    transformers imports torch while its own module is imported.
+    """
+    pytest.importorskip("transformers")
+    code = "import sys; sys.modules['gpuwatch'] = None; from transformers import Trainer; import torch.distributed"
+    done = run(tmp_path, [sys.executable, "-c", code])
+    assert done.err.count("is not watched") == 1, done.err
+
+
 OLD = """
 import collections.abc, contextlib, importlib.machinery, importlib.util, runpy, sys, types, typing
 collections.abc.Sequence = types.ModuleType = type("Any", (), {})  # not to be subscripted, and no `X | None`
