@@ -104,8 +104,7 @@ def tasks(machine: Machine) -> Outcome:
     if (of_group := tasks_limit(folders("pids", machine.procfs, machine.sysfs))) is not None:
         limits.append((of_group, "the cgroup's"))
     least, whose = min(limits, key=lambda each: each[0])
-    of_user = "ulimit -u 32768; systemd: LimitNPROC=32768"
-    remedy = of_user if whose == "the user's" else "docker run --pids-limit 32768"
+    remedy = "ulimit -u 32768; systemd: LimitNPROC=32768" if whose == "the user's" else "docker run --pids-limit 32768"
     return _enough(least, f"{_limit(least)} processes and threads ({whose})", remedy)
 
 

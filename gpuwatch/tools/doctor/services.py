@@ -128,8 +128,7 @@ def history(machine: Machine) -> Outcome:
     path = Path(kept) if kept else machine.history
     if path is None:
         return skipped("no agent answers, and none can be started here", "pip install 'gpuwatch-training[agent]'")
-    if status is not None and status.history.failures:
-        failures = status.history.failures
+    if status is not None and (failures := status.history.failures):
         return problem(f"{path}: {failures} writes of the agent failed", "is its disk full or read-only? df -h")
     try:
         place = _nearest(path)

@@ -159,9 +159,8 @@ def _steps_over_time(found: Steps) -> model.StepsOverTime:
 
 def _over_time(source: RunSource, run: str, started_s: float, until_s: float) -> model.LedgerOverTime:
     """Return the growth of the run's counters from 0, all ranks together, in at most 120 intervals."""
-    found = source.series("gpuwatch_run_seconds_total", {"run": run}, started_s, until_s + 2, _POINTS)
     grown: dict[float, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for series in found:
+    for series in source.series("gpuwatch_run_seconds_total", {"run": run}, started_s, until_s + 2, _POINTS):
         points = [(at_s, value) for at_s, value in series.points if value is not None]
         for (_, before), (at_s, value) in pairwise([(started_s, 0.0), *points]):
             grown[at_s][series.labels["state"]] += max(0.0, value - before)

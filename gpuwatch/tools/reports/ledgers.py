@@ -35,8 +35,7 @@ def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | 
         found = prometheus.instant(Template(expr).substitute(given, **more), now_s, LONG_TIMEOUT_S)
         return {labels.get(by, ""): value for labels, value in found}
 
-    end = ask(queries["end"])
-    now_s = min([now_s, *(end_s + _AFTER_S for end_s in end.values())])
+    now_s = min([now_s, *(end_s + _AFTER_S for end_s in ask(queries["end"]).values())])
     if not (wall := ask(queries["numbers"]["wall_s"])):
         return None
     given["window"] = f"{wall[''] + _AFTER_S:.0f}s"

@@ -155,8 +155,7 @@ def limit(rows: Sequence[Row], cores: int) -> str:
 
 def reason(row: Failed | LeftOut) -> str:
     """Return why a setting gave no measurement; with its name where the text is about it alone."""
-    named = isinstance(row, Failed) or row.limit in ("shm", "memory")
-    return f"{row.setting} {row.text}" if named else row.text
+    return f"{row.setting} {row.text}" if isinstance(row, Failed) or row.limit in ("shm", "memory") else row.text
 
 
 def why(rows: Sequence[Row], chosen: Measured, step_s: float | None, cores: int, interrupted: bool = False) -> str:
