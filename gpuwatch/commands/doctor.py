@@ -47,11 +47,10 @@ def doctor(
     page = prometheus.rstrip("/") if prometheus is not None else None
     checks = examine(this_machine((agent or own).rstrip("/"), agent is not None, page, history))
     host = node_name()
-    title = f"gpuwatch doctor · {host} · gpuwatch {__version__}"
     if json:
         typer.echo(as_json(checks, __version__, host))
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        typer.echo(as_text(checks, title, columns))
+        typer.echo(as_text(checks, f"gpuwatch doctor · {host} · gpuwatch {__version__}", columns))
     if any(check.status == "problem" for check in checks):
         raise typer.Exit(1)

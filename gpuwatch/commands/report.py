@@ -61,8 +61,7 @@ def report(
         _write(as_json(ledger) if json else job_text(ledger), output)
         return
     found = _load_run(lambda: _open_source(agent, history), run, config)
-    failed = broken(found, gates)
-    _finish(found, markdown, json, output, found.name, failed)
+    _finish(found, markdown, json, output, found.name, broken(found, gates))
 
 
 def compare(

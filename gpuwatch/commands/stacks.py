@@ -35,8 +35,7 @@ def stacks(
 
     Exit codes: 0 done, 1 no process can be read (the message says what to do), 2 wrong usage, or no such run.
     """
-    targets = targets_of(agent, pid, run, rank, output / "gpuwatch-stacks-{}.speedscope.json")
-    found = take(targets, seconds, rate)
+    found = take(targets_of(agent, pid, run, rank, output / "gpuwatch-stacks-{}.speedscope.json"), seconds, rate)
     if json:
         typer.echo(as_json(found))
         return
