@@ -175,8 +175,7 @@ def gpu_table(gpus: Sequence[Gpu], states: Sequence[Series], runs: Sequence[Run]
     shares: dict[str, dict[str, float]] = {}
     for uuid in {each.labels["UUID"] for each in states}:
         shares[uuid] = shares_by("state", [each for each in states if each.labels["UUID"] == uuid])
-    names = {run.run: run.name or run.run for run in runs}
-    return PAGES.gpus(gpus, shares, names)
+    return PAGES.gpus(gpus, shares, {run.run: run.name or run.run for run in runs})
 
 
 def ranks_of(runs: Sequence[Run], run: Run) -> list[Run]:

@@ -67,8 +67,7 @@ class Sampled:
 
     def shm(self, name: str = "node_shm ") -> Series:
         """Return the share in use of the fullest /dev/shm (the node's, or a run's own), or another series of it."""
-        mounts = self.traces.get("node_shm ", ())
-        fullest = max(mounts, key=lambda mount: mount.last or 0.0, default=Series({}, ()))
+        fullest = max(self.traces.get("node_shm ", ()), key=lambda mount: mount.last or 0.0, default=Series({}, ()))
         return self.first(name, **fullest.labels)
 
     def _recent(self, name: str, label: str, **labels: str) -> dict[str, float]:

@@ -75,8 +75,7 @@ def table(
 
 def wrapped(text: str, width: int, style: Style | str = "", indent: int = 0, head: Text | None = None) -> list[Text]:
     """Return a paragraph in lines of at most `width` cells, indented; `head` replaces the first line's indent."""
-    body = styled(harmless(" ".join(text.split())), style)
-    lines = list(body.wrap(_WRAPPER, max(8, width - indent)))
+    lines = list(styled(harmless(" ".join(text.split())), style).wrap(_WRAPPER, max(8, width - indent)))
     for number, line in enumerate(lines):
         line.rstrip()
         if number == 0 and head is not None:

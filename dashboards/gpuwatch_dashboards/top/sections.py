@@ -119,8 +119,7 @@ def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
 def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
     """Return the shares of time over the last minutes, a column for each interval."""
     drawn = d.area(series.traces.get("ledger {state}", ()), width - LABEL - 1, rows, series.start_s, series.end_s)
-    minutes = f"{(series.end_s - series.start_s) / 60:.0f} min"
-    labels = ["100%", *[""] * (rows - 2), minutes]
+    labels = ["100%", *[""] * (rows - 2), f"{(series.end_s - series.start_s) / 60:.0f} min"]
     starts = (d.figure(f" {d.cell(label, LABEL - 2)} ", "") for label in labels)
     return [start.append_text(line) for start, line in zip(starts, drawn, strict=True)]
 
@@ -146,8 +145,7 @@ def run_findings(run: Run, now_s: float, width: int, full: bool = True) -> list[
 
 
 def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool) -> list[Text]:
-    look = shown.SEVERITIES[finding.severity]
-    sign = d.styled(f" {SEVERITY_SIGNS[finding.severity]} ", d.plate(look))
+    sign = d.styled(f" {SEVERITY_SIGNS[finding.severity]} ", d.plate(shown.SEVERITIES[finding.severity]))
     indent = _INDENT + 2 * depth
     head = Text(" ").append_text(sign) if depth == 0 else d.styled(f"{'':>{indent - 3}}└", DIM)
     left = 5 if depth == 0 else indent

@@ -46,10 +46,8 @@ def _choice(firsts: Sequence[Run]) -> list[Run]:
     by_key = {run.run: run for run in firsts}
     names = {run.run: label_of(run) for run in firsts}
     if _CHOICE not in st.session_state:
-        asked = [run_of(firsts, unquote(name)) for name in (st.query_params.get(PARAM) or "").split(",")]
-        st.session_state[_CHOICE] = list(dict.fromkeys(filter(None, asked)))[:MOST_RUNS] or [
-            run.run for run in firsts[1::-1]
-        ]
+        asked = dict.fromkeys(run_of(firsts, unquote(name)) for name in st.query_params.get(PARAM, "").split(","))
+        st.session_state[_CHOICE] = [*filter(None, asked)][:MOST_RUNS] or [run.run for run in firsts[1::-1]]
     known = [key for key in st.session_state[_CHOICE] if key in by_key]
     if known != st.session_state[_CHOICE]:
         st.session_state[_CHOICE] = known
@@ -114,10 +112,9 @@ def steps_card(reports: Sequence[RunReport]) -> Card:
     scale, since = scale_for("s", peak), next(each for each in _SINCE if longest_s > each.least)
     series = []
     for look, report in known:
-        times = zip(report.steps_over_time.time_s, report.steps_over_time.median_s, strict=True)
         points = [
             [round((at_s - report.started_s) * since.factor, 3), round(median_s * scale.factor, 3)]
-            for at_s, median_s in times
+            for at_s, median_s in zip(report.steps_over_time.time_s, report.steps_over_time.median_s, strict=True)
         ]
         series.append(line_series(look.name, look.colour, data=points))
     label = {"formatter": f"{{value}}{since.suffix}", "alignMaxLabel": "right"}
