@@ -317,8 +317,7 @@ class GpuAccount:
 
     def record(self, boot_id: str) -> GpuRecord:
         """Return what is kept over a restart of the agent."""
-        names = ("uuid", "gpu", "shared_s", "size_ratio", "listed_ns")
-        same = {name: getattr(self, name) for name in names}
+        same = {name: getattr(self, name) for name in ("uuid", "gpu", "shared_s", "size_ratio", "listed_ns")}
         ledger, owners, energy = self.ledger.kept(), self.following.records(), self.ledger.energy
         return GpuRecord(boot_id=boot_id, ledger=ledger, owners=owners, free=self._free, energy=energy, **same)
 

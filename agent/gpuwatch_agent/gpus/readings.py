@@ -99,8 +99,7 @@ def without_hook(readings: Sequence[GpuReading], runs_by_pid: Collection[int], t
     lists = [reading.pids for reading in readings if reading.pids is not None]
     if not lists:
         return None
-    pids = set[int]().union(*lists)
-    return sum(not any(each in runs_by_pid for each in table.with_parents(pid)) for pid in pids)
+    return sum(not any(each in runs_by_pid for each in table.with_parents(pid)) for pid in set[int]().union(*lists))
 
 
 def gpu_owner(account: GpuAccount, table: ProcessTable) -> Owner:

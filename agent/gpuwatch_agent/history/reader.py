@@ -67,8 +67,7 @@ class HistoryReader:
 
     def records(self) -> list[Run]:
         """Return the last runs that are kept, for `Run.restore`."""
-        query = f"SELECT record FROM run WHERE {LAST_RUNS}"
-        rows = self._rows(query, (_MOST_RUN_BYTES,), read_record)
+        rows = self._rows(f"SELECT record FROM run WHERE {LAST_RUNS}", (_MOST_RUN_BYTES,), read_record)
         return [run for (run,) in rows if run.ledger is not None]  # else it is damaged
 
     def runs(self, kept: bool = True) -> list[api.Run]:

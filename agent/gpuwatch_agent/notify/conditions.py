@@ -136,9 +136,8 @@ def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) 
     for (mount,), used in page.values("gpuwatch_shm_used_bytes").items():
         size = sizes.get((mount,), 0.0)
         if size > 0 and used / size > thresholds.shm_used_ratio:
-            body = [f"Do: {BY_CAUSE['shm_exhaustion'].change}"]
             title, of = f"/dev/shm ({mount}) is {used / size:.0%} full", {} if mount == "host" else {"run": mount}
-            yield "ShmNearlyFull", (mount,), now_s, title, body, of, 0.0
+            yield "ShmNearlyFull", (mount,), now_s, title, [f"Do: {BY_CAUSE['shm_exhaustion'].change}"], of, 0.0
     for each in snapshot.gpus:
         if each.state == ALLOCATED_UNUSED:
             profile = each.name.partition(" MIG ")[2]

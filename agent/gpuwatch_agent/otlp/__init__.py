@@ -69,8 +69,7 @@ class OtlpPusher(Background):
         super().__init__("otlp", 5.0)
         self._http, self._every_s, self._snapshot = Http(_checked(url)), every_s, snapshot
         self._where = f"the OTLP collector at {without_password(url)}"
-        given = _pairs("OTEL_EXPORTER_OTLP_HEADERS", "[ -~]+")
-        self._headers = {name.lower(): value for name, value in given.items()}
+        self._headers = {name.lower(): text for name, text in _pairs("OTEL_EXPORTER_OTLP_HEADERS", "[ -~]+").items()}
         self._headers |= {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
         self._headers["user-agent"] = f"gpuwatch/{__version__}"
         self._resource = {
