@@ -46,7 +46,8 @@ def run(
     }
     if script := next((Path(word).name for word in command if word.endswith(".py")), None):
         wanted["GPUWATCH_AUTO_SCRIPT"] = script
-    with suppress(OSError), TemporaryFile() as file:
+    # In memory: on NFS, or by FUSE, an open file keeps a link when it is deleted, as if it were the program's.
+    with suppress(OSError), TemporaryFile(dir="/dev/shm") as file:
         # A process that prints a verdict notes there which ones have started it. Few programs use such a number.
         notes = fcntl.fcntl(file, fcntl.F_DUPFD, 500)
         wanted["GPUWATCH_AUTO_NOTES"] = f"/proc/{os.getpid()}/fd/{notes}"

@@ -189,7 +189,7 @@ class Accounts:
         """Add a step to those of passes that train nothing, which are no evidence once a later pass trains."""
         since = self.trained_since_ns
         assert self._untrained is not None
-        phases_ns = self.timeline.ledger.phases_ns
+        phases_ns = step.excluded_ns if step.excluded_ns >= 0 else self.timeline.excluded_ns  # not what is inside it
         if since is None or step.start_ns + step.total_ns <= since:
             self._untrained.add(step, phases_ns)
             return

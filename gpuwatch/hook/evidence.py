@@ -37,9 +37,10 @@ def usable_cores() -> int | None:
         cores = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return os.cpu_count()
-    tasks = min(integer(os.environ, names, 1) for names in (SLURM_TASKS_HERE, LOCAL_WORLD_SIZE))
+    tasks, ranks = (integer(os.environ, names, 1) for names in (SLURM_TASKS_HERE, LOCAL_WORLD_SIZE))
     of_job = integer(os.environ, ("SLURM_CPUS_ON_NODE",), 0)
-    cores = max(cores, min(cores * tasks, of_job))  # each rank may be a task that is bound to cores of its own
+    if ranks == tasks:  # each rank may be a task that is bound to cores of its own
+        cores = max(cores, min(cores * tasks, of_job))
     return cgroup.within_quota(cores, cgroup.quota(cgroup.folders("cpu")))
 
 

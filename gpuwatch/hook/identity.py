@@ -85,7 +85,8 @@ def identify(
 def script_name(environ: Mapping[str, str] = os.environ) -> str:
     """Return a run's default name: the script's; if it is a package's, such as Ray's, that of `gpuwatch run`."""
     script = Path(sys.argv[0] if sys.argv else "")
-    script = script.parent if script.name == "__main__.py" else script  # `python -m package`
+    if script.name == "__main__.py" and script.parent.name:  # `python -m package`
+        script = script.parent
     name = (environ.get("GPUWATCH_AUTO_SCRIPT") if "site-packages" in script.parts else None) or script.name
     return name[:MAX_NAME] if name not in ("", "-c", "-m") else "python"
 

@@ -26,6 +26,7 @@ class StepRecord(msgspec.Struct, gc=False):
     tokens: int | None = None  # None where they are not counted
     comm_wait_ns: int | None = None  # the part of the compute that waited for other ranks; None: not measured
     verified: bool = True  # False: another device or stream worked, so how much of the wait was exposed is not certain
+    excluded_ns: int = -1  # `Timeline.excluded_ns` when it began; -1: it is of one piece, with no phase inside
 
     @property
     def hidden_ns(self) -> int | None:

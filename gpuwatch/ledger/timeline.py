@@ -205,6 +205,11 @@ class Timeline:
         return next((name for name, *_ in reversed(self._levels) if name is not None), None)
 
     @property
+    def excluded_ns(self) -> int:
+        """Return the time so far in evaluations, checkpoints and compilations, and between a notebook's cells."""
+        return self.ledger.phases_ns + self.counts.declared_ns.get(states.PAUSE, 0)
+
+    @property
     def in_phases_ns(self) -> int:
         """Return the time in declared phases so far, evaluations and start-up among them."""
         booked_ns, declared_ns = self.ledger.totals_ns, [*self.counts.declared_ns.values()]
@@ -280,6 +285,7 @@ class Timeline:
         self.last_progress_ns, self._left = end, False
         if step.start_ns < 0:  # this is its first piece
             step.start_ns = begin
+            step.excluded_ns = -1 if kind == STEP else self.excluded_ns
         step.data_wait_ns += data
         step.transfer_ns += transfer
         step.compute_ns += compute

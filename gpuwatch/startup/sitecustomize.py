@@ -47,6 +47,7 @@ class Finder:
                     print(f"gpuwatch: {module.__name__} is not watched: {error!r}", file=sys.stderr)
                 if "gpuwatch.integrations.instrument" not in sys.modules:
                     TO_INSTRUMENT.clear()  # no module can be watched, which one message says
+                    atexit.unregister(_report_nothing)
 
         loader.exec_module = exec_module
         return spec

@@ -609,6 +609,9 @@ def test_a_label_that_targets_get_while_a_run_starves_makes_no_rule_fail(tmp_pat
     ]
     starves = {"expr": "count(alert:GpuStarved:value)", "exp_samples": [{"value": 1}]}
     asked = [{**starves, "eval_time": when} for when in ("4m", "6m", "8m", "14m")]
+    asked.append(
+        {"expr": "round(sum(alert:GpuStarved:value), 0.1)", "exp_samples": [{"value": 0.4}], "eval_time": "8m"}
+    )
     done = run_scenarios(
         tmp_path,
         {**scenarios, "tests": [{"interval": "15s", "input_series": series, "promql_expr_test": asked}]},

@@ -470,6 +470,12 @@ def test_a_pipe_in_the_place_of_the_notes_is_neither_read_nor_written(then: str,
     assert (done.code, done.out) == (0, ""), done.err
 
 
+def test_the_notes_are_kept_in_memory_wherever_temporary_files_are(tmp_path: Path) -> None:
+    """With TMPDIR on NFS each launcher said "no training step was seen": a deleted file has a link there."""
+    code = "import os; print(os.readlink(os.environ['GPUWATCH_AUTO_NOTES']))"
+    assert run(tmp_path, [sys.executable, "-c", code], {"TMPDIR": str(tmp_path)}).out.startswith("/dev/shm/")
+
+
 def test_signals_reach_the_script_itself(tmp_path: Path) -> None:
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     with subprocess.Popen([*RUN, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
@@ -531,6 +537,7 @@ def test_an_environment_without_gpuwatch_is_one_message(tmp_path: Path) -> None:
     code = "import sys; sys.modules['gpuwatch'] = None; from transformers import Trainer; import torch.distributed"
     done = run(tmp_path, [sys.executable, "-c", code])
     assert done.err.count("is not watched") == 1, done.err
+    assert "no training step was seen" not in done.err, "for another reason than the one it gives"
 
 
 OLD = """

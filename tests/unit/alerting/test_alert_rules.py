@@ -52,7 +52,7 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
         )
     )
     starved, condition = rules["GpuStarved"], rules["alert:GpuStarved:value"]
-    assert 'run_rank_state:gpuwatch_run_training_seconds:share{state="input_wait"} > 0.35\n' in condition["expr"]
+    assert 'run_rank_state:gpuwatch_run_training_seconds:share{state="input_wait"} > 0.35) and\n' in condition["expr"]
     assert ">= 7.5 * max by (job, instance, run, rank) (run_rank_state:gpuwatch_run_training" in condition["expr"]
     assert starved["for"] == "5s"
     assert "last_over_time(alert:GpuStarved:value[500ms])" in starved["expr"]

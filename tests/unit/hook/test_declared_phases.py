@@ -171,3 +171,46 @@ def test_an_evaluation_before_the_training_takes_nothing_from_other(monkeypatch:
     window, _ = accounts.window(clock())
     assert window.share("other") == pytest.approx(10 / 80, abs=0.01)  # 10 s of 60 + 10 + 10; it was 0
     watch.close()
+
+
+def test_a_compilation_in_the_first_training_step_takes_nothing_from_the_time_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It counted as one before the training: of the 60 s in which the model is built 50 were the training's `other`."""
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    for _ in watch.steps(range(10)):
+        clock.sleep_ms(10)
+    turn(watch)
+    clock.sleep_ms(60_000)
+    for number in watch.steps(range(100)):
+        if number == 0:
+            with watch.phase("compile"):
+                clock.sleep_ms(50_000)
+                turn(watch)
+            watch.session._begin_training()
+        clock.sleep_ms(10)
+    turn(watch)
+    assert watch._publisher.accounts.untrained_s["other"] == pytest.approx(60, abs=0.1)  # it was 10
+    watch.close()
+
+
+def test_a_pause_between_cells_before_the_training_is_subtracted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    for _ in watch.steps(range(10)):
+        clock.sleep_ms(10)
+    with watch.phase("between cells"):
+        clock.sleep_ms(600_000)
+    turn(watch)
+    for number in watch.steps(range(100)):
+        if number == 0:
+            watch.session._begin_training()
+        clock.sleep_ms(1000)
+        with watch.phase("rollout"):
+            clock.sleep_ms(1000)
+    turn(watch)
+    window, _ = watch._publisher.accounts.window(clock())
+    assert window.untrained_s.get("other", 0.0) < 1  # it was 600 s, and so were the 600 s between cells
+    assert window.share("other") == pytest.approx(0.5, abs=0.01)  # it was 0
+    watch.close()

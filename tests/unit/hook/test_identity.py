@@ -160,3 +160,5 @@ def test_a_package_that_is_run_by_m_names_the_run(place: str, monkeypatch: pytes
     """All of them were "__main__.py"."""
     monkeypatch.setattr("sys.argv", [place])
     assert script_name({}) == "resnet"
+    monkeypatch.setattr("sys.argv", ["__main__.py"])
+    assert script_name({}) == "__main__.py"

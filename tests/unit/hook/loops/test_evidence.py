@@ -66,6 +66,7 @@ def test_workers_of_the_pass_before_are_evidence_until_those_of_a_new_one_are_kn
         (2, "8", "", 16),
         (12, "1", "", 12),
         (12, "8", "1", 12),  # a torchrun in each task: its ranks share that task's cores
+        (24, "4", "2", 24),
         (12, "8", "8", 96),
         (96, "1", "8", 96),
     ],
