@@ -26,6 +26,7 @@ def test_no_second_and_no_step_is_lost_or_counted_twice(tmp_path: Path) -> None:
     pages: list[Series] = []
     with Agent(tmp_path) as agent, Trainer(agent, data_s=0.012, compute_s=0.004, run=RUN) as trainer:
         agent.wait_run(RUN)
+        wait_for("its series", lambda: run_states(agent.metrics(), RUN), 30, 0.05)
         watch_counters(agent, 3, pages)
         for away_s in (0.0, 1.5):
             agent.kill()
