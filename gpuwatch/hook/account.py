@@ -60,24 +60,24 @@ class Untrained:
     def __init__(self) -> None:
         self._all, self._earlier = Counter[str](), Counter[str]()  # the second: without those of the last pass
         self._first_ns = self._begins_ns = 0  # when the first of these steps began, and the first of the last pass
-        self._phases_ns = (0, 0)  # time in evaluations, checkpoints … until then
+        self._excluded_ns = (0, 0)  # `Timeline.excluded_ns` at these two moments
 
-    def add(self, step: StepRecord, phases_ns: int) -> None:
+    def add(self, step: StepRecord, excluded_ns: int) -> None:
         if not self._first_ns:
-            self._first_ns, self._phases_ns = step.start_ns, (phases_ns, phases_ns)
+            self._first_ns, self._excluded_ns = step.start_ns, (excluded_ns, excluded_ns)
         if step.epoch_start:
             self._earlier, self._begins_ns = self._all.copy(), step.start_ns
-            self._phases_ns = self._phases_ns[0], phases_ns
+            self._excluded_ns = self._excluded_ns[0], excluded_ns
         spent = {INPUT_WAIT: step.data_wait_ns, TRANSFER: step.transfer_ns, COMPUTE: step.compute_ns}
         self._all.update({"steps": 1, **spent})
 
-    def before(self, since_ns: int, phases_ns: int) -> Counter[str]:
+    def before(self, since_ns: int, excluded_ns: int) -> Counter[str]:
         """Return the sums of the passes that began before, and the time from the first of them until then.
 
-        Of that time what evaluations, checkpoints … took is no `other`. `phases_ns` is their time until now.
+        What `Timeline.excluded_ns` has grown by since then is no `other` of theirs; `excluded_ns` is its value now.
         """
-        first_ns, last_ns = self._phases_ns
-        spent, until_ns = (self._earlier, last_ns) if self._begins_ns >= since_ns else (self._all, phases_ns)
+        first_ns, last_ns = self._excluded_ns
+        spent, until_ns = (self._earlier, last_ns) if self._begins_ns >= since_ns else (self._all, excluded_ns)
         if spent:
             between_ns = since_ns - self._first_ns - spent.total() + spent["steps"]
             spent[OTHER] = max(0, between_ns - (until_ns - first_ns))
@@ -189,11 +189,11 @@ class Accounts:
         """Add a step to those of passes that train nothing, which are no evidence once a later pass trains."""
         since = self.trained_since_ns
         assert self._untrained is not None
-        phases_ns = step.excluded_ns if step.excluded_ns >= 0 else self.timeline.excluded_ns  # not what is inside it
+        excluded_ns = step.excluded_ns if step.excluded_ns >= 0 else self.timeline.excluded_ns  # not what is inside it
         if since is None or step.start_ns + step.total_ns <= since:
-            self._untrained.add(step, phases_ns)
+            self._untrained.add(step, excluded_ns)
             return
-        spent_ns, self._untrained = self._untrained.before(since, phases_ns), None
+        spent_ns, self._untrained = self._untrained.before(since, excluded_ns), None
         self._untrained_steps = spent_ns.pop("steps", 0)
         self.untrained_s = {state: ns / 1e9 for state, ns in spent_ns.items() if ns}
         self._epoch_starts.clear()

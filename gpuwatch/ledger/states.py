@@ -100,11 +100,6 @@ class Ledger:
         self.watermark_ns = start_ns
         self.totals_ns: dict[str, int] = dict.fromkeys(states, 0)
 
-    @property
-    def phases_ns(self) -> int:
-        """The time in evaluations, checkpoints and compilations."""
-        return sum(self.totals_ns[state] for state in (EVAL, CHECKPOINT, COMPILE))
-
     def kept(self) -> tuple[int, int, dict[str, int]]:
         """Return what `restore` takes."""
         return self.start_ns, self.watermark_ns, {state: ns for state, ns in self.totals_ns.items() if ns}

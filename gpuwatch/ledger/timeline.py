@@ -207,7 +207,8 @@ class Timeline:
     @property
     def excluded_ns(self) -> int:
         """Return the time so far in evaluations, checkpoints and compilations, and between a notebook's cells."""
-        return self.ledger.phases_ns + self.counts.declared_ns.get(states.PAUSE, 0)
+        in_phases_ns = sum(self.ledger.totals_ns[state] for state in (states.EVAL, states.CHECKPOINT, states.COMPILE))
+        return in_phases_ns + self.counts.declared_ns.get(states.PAUSE, 0)
 
     @property
     def in_phases_ns(self) -> int:
