@@ -33,13 +33,13 @@ from gpuwatch.hook.transport import RunFacts
 from gpuwatch.host.proc import stat
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
 from gpuwatch.ledger.states import CHECKPOINT_LOAD, OTHER, PAUSE
+from gpuwatch.startup.instrumented import notes
 from gpuwatch.wire import MAX_REWINDS, Loader
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
     from gpuwatch.hook.trackers import LiveLog, Notebook
 
-_NOTES = "GPUWATCH_AUTO_NOTES"  # of `gpuwatch run`: a file of the pids below which a verdict was printed
 _of_thread = local()
 _SEARCHES = 16  # so many times a loader is searched for in iterables of a kind in which none is found
 _EARLY_NS = 60_000_000_000  # age of a run from which one line is printed in a first pass that has not ended
@@ -315,11 +315,10 @@ class Session:
             self.guard(show, "printing the verdict")
 
     def _note_printed(self) -> None:
-        Session.any_printed, pid, path = True, os.getpid(), Path(os.environ.get(_NOTES, os.devnull))
-        # What has a link is a file or a pipe of the program, which may use this descriptor itself.
-        with suppress(OSError, NoData), (Path(os.devnull) if path.stat().st_nlink else path).open("a") as notes:
+        Session.any_printed, pid = True, os.getpid()
+        with suppress(OSError, NoData), Path(notes()).open("a") as file:
             while (pid := stat(pid).parent) > 1:
-                notes.write(f"{pid}\n")
+                file.write(f"{pid}\n")
 
     @property
     def _rank_0_reports(self) -> bool:

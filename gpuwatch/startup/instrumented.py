@@ -1,4 +1,6 @@
-"""What `gpuwatch run` instruments in a script, by module. Imports nothing: every Python that it starts reads this."""
+"""What `gpuwatch run` instruments in a script, by module. Imports only `os`: every Python that it starts reads it."""
+
+import os
 
 FRAMEWORKS = {
     "transformers.trainer": ("transformers", "Trainer.train"),
@@ -24,3 +26,12 @@ MODULES = {
 def is_on(switch: str) -> bool:
     """Whether an environment variable that is a switch has a value other than 0, false or no."""
     return switch.strip().lower() not in ("", "0", "false", "no")
+
+
+def notes() -> str:
+    """Return the file in which a process that has printed a verdict notes which ones have started it. Raises: OSError.
+
+    `os.devnull` without one. What has a link is a file or a pipe of the program, which may use this descriptor itself.
+    """
+    path = os.environ.get("GPUWATCH_AUTO_NOTES", os.devnull)
+    return os.devnull if os.stat(path).st_nlink else path  # noqa: PTH116  pathlib would be imported for this alone

@@ -63,9 +63,8 @@ def _report_nothing(pid: int) -> None:
         return
     if (processes is not None and processes.parent_process() is not None) or (session and session.Session.any_printed):
         return
-    notes = os.environ.get("GPUWATCH_AUTO_NOTES", os.devnull)
-    with contextlib.suppress(OSError), open(os.devnull if os.stat(notes).st_nlink else notes) as pids:  # noqa: PTH116, PTH123
-        if f"{pid}\n" in pids:
+    with contextlib.suppress(OSError), open(_instrumented.notes()) as notes:  # noqa: PTH123
+        if f"{pid}\n" in notes:
             return  # a process that it has started has trained
     program = os.environ.get("GPUWATCH_AUTO_PID")
     with contextlib.suppress(OSError):  # it has ended, or there is no /proc
