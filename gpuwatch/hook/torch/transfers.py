@@ -93,14 +93,15 @@ class TransferWatch(TorchMethods):
             device, clock = recorder.active_timeline, recorder.clock
             waits = recorder.copied_ns > 0 or recorder.in_bounded_wait()
             waits = bool(waits and (device is None or device.is_home) and recorder.end_bounded_wait(clock()))
-            if recorder.doing() is not IN_STEP:
+            doing = recorder.doing()
+            if doing is not IN_STEP:
+                if device is None:
+                    return original(tensor, *args, **kwargs)
                 # A prefetcher copies on a stream of its own while a batch is fetched.
-                fetching = device if recorder.doing() is DATA_WAIT else None
-                token = fetching.copy_begins(clock(), follows=False) if fetching is not None else None
+                token = device.copy_begins(clock(), follows=False) if doing is DATA_WAIT else None
                 result = original(tensor, *args, **kwargs)
-                if fetching is not None:
-                    fetching.copy_ends(token)
-                if device is not None and seen_ns != recorder.begin_ns:
+                device.copy_ends(token)
+                if seen_ns != recorder.begin_ns:
                     seen_ns = recorder.begin_ns
                     device.saw(result)
                 return result
