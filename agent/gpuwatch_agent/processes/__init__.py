@@ -90,9 +90,7 @@ class ProcessTable:
         """Returns a process's owner by pid, as of the last thirty ticks; `NO_OWNER` for one gone or not readable."""
         self._find, self._searched = cache(self._find_now), cache(lambda process: self._search(*process[:2]))
         self._quota, self._room = cache(cgroup.quota), cache(cgroup.memory_room)
-        self._name_of = cache(
-            lambda uid: pwd.getpwuid(uid).pw_name
-        )  # keeps no error: who is missing is asked for again
+        self._name_of = cache(lambda uid: pwd.getpwuid(uid).pw_name)  # an error is not kept: it is asked for again
         self._user = cache(partial(user_name, {}, self._name_of))
         self._owner = cache(lambda pid, uid, start_ticks: read_owner(procfs / str(pid), self._user(uid)))
         self.groups = cache(lambda kind, pid, root=True: tuple(cgroup.folders(kind, procfs, sysfs, pid, root)))

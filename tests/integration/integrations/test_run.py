@@ -471,7 +471,7 @@ def test_a_pipe_in_the_place_of_the_notes_is_neither_read_nor_written(then: str,
 
 
 def test_the_notes_are_kept_in_memory_wherever_temporary_files_are(tmp_path: Path) -> None:
-    """With TMPDIR on NFS each launcher said "no training step was seen": a deleted file has a link there."""
+    """With TMPDIR on NFS each launcher printed "no training step was seen": a deleted file has a link there."""
     code = "import os; print(os.readlink(os.environ['GPUWATCH_AUTO_NOTES']))"
     assert run(tmp_path, [sys.executable, "-c", code], {"TMPDIR": str(tmp_path)}).out.startswith("/dev/shm/")
 
