@@ -234,7 +234,7 @@ def test_copies_in_a_fetch_are_not_taken_from_the_hook_s_cost(
             watch._publisher.accounts.settle_cost()
             turn(watch)
     turn(watch)
-    assert meter.cost_ns == meter.ratio == 0  # the clock stands still while the hook works; it was -5 ms, or +0.4 ms, a step
+    assert meter.cost_ns == meter.ratio == 0  # the clock stands still while the hook works; it was -5 or +0.4 ms a step
     sent = [each for each in reported(sender) if isinstance(each, wire.Steps)]  # overhead_ns below 0 is "malformed"
     assert sent[-1].totals.steps >= 3900
     assert sent[-1].totals.phases_ns["transfer"] == pytest.approx(4000 * copy_ms * MS, rel=0.01)
