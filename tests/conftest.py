@@ -44,6 +44,7 @@ FIRST = (
         "test_query_cost",
         "test_top",
     ),
+    ("test_exit_codes", "test_otlp", "test_trace"),  # else late, by their names
     ("test_diagnosis_benchmark", "test_notify", "test_run", "test_tune"),  # of those that measure
 )
 
