@@ -44,6 +44,8 @@ if __name__ == "__main__":
     if how == "here":
         train(end, has_loader)
     else:
+        if how == "fork":
+            import torch._dynamo  # else each child's optimizer imports it, for a second and a half
         codes = []
         for end in sys.argv[2].split(","):
             child = multiprocessing.get_context(how).Process(target=train, args=(end, has_loader))
