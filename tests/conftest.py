@@ -32,7 +32,6 @@ FIRST = (
     ("test_async_device", "test_accuracy_benchmark"),
     # The longest, longest first: begun last, they would run while the other workers have nothing left.
     ("test_compose",),
-    ("test_promtool",),  # at the lowest priority
     ("test_ddp",),
     ("test_past_one_prometheus",),
     ("test_demo",),

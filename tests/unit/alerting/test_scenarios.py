@@ -1,6 +1,6 @@
 """promtool's scenarios: each alert fires in time in one, stays quiet in one, and has one of vanished series.
 
-tests/integration/alerting/test_promtool.py runs them. This file checks that none is missing and that each can fail.
+test_promtool.py runs them. This file checks that none is missing and that each can fail.
 """
 
 from __future__ import annotations
