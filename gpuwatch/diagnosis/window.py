@@ -138,6 +138,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     comm_wait_s: float | None = None  # the part of its compute that waits for other ranks; None: not measured
     standstill: Standstill | None = None  # None: it makes progress
     cores: frozenset[int] = frozenset()  # that it may run on; empty: not known
+    group: str = ""  # control group that limits its CPU, and memory too; empty: none, the node's are all ranks'
 
 
 class MemoryKills(msgspec.Struct, frozen=True):

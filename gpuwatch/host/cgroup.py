@@ -28,6 +28,7 @@ class Quota(msgspec.Struct, frozen=True):
     cores: float
     periods: int
     throttled: int  # of these periods
+    folder: str = ""  # the group whose quota it is
 
 
 class MemoryRoom(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ def quota(groups: Sequence[Path]) -> Quota | None:
         return None
     cores, folder = min(limited, key=lambda each: each[0])
     counts = _counts(f"{folder}/cpu.stat")
-    return Quota(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0))
+    return Quota(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0), str(folder))
 
 
 def tasks_limit(groups: Sequence[Path]) -> int | None:

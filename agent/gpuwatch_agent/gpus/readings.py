@@ -96,8 +96,7 @@ def shares(
 
 def without_hook(readings: Sequence[GpuReading], runs_by_pid: Collection[int], table: ProcessTable) -> int | None:
     """Return how many processes on the GPUs have no hook, nor has a parent of theirs; None without a process list."""
-    lists = [reading.pids for reading in readings if reading.pids is not None]
-    if not lists:
+    if not (lists := [reading.pids for reading in readings if reading.pids is not None]):
         return None
     return sum(not any(each in runs_by_pid for each in table.with_parents(pid)) for pid in set[int]().union(*lists))
 

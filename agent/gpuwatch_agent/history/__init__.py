@@ -220,10 +220,9 @@ class History:
             self._delete_before(first + max(60_000, (last - first) // 10))
 
     def _is_there(self) -> bool:
-        try:
+        with suppress(OSError):
             return self.path.stat().st_ino == self._inode and self.path.stat().st_size > 0
-        except OSError:
-            return False
+        return False
 
     def close(self) -> None:
         self._connection.close()

@@ -74,6 +74,7 @@ def run_window(
     """Return the run's last minute. `host` is the node, this run alone holds `gpus`, `ranks` train on this node."""
     hello, seen = run.hello, workers.of(run).workers
     about = {} if hello is None else {name: getattr(hello, name) for name in _OF_HELLO}
+    groups = {each.rank: each.group for each in ranks}  # a pod's cores and memory are those of its own ranks
     return make_window(
         *run.recent(),
         steps=run.steps,
@@ -84,7 +85,7 @@ def run_window(
         worker_private_bytes=seen.private_bytes,
         host=_as_seen_by(run, host, workers, ranks),
         gpus=gpus,
-        local_world_size=max(1, len(ranks)),
+        local_world_size=max(1, [*groups.values()].count(groups.get(run.rank, ""))),
         rank=run.rank,
         ranks=tuple(ranks),
         oom=run.oom,
@@ -165,5 +166,8 @@ def _compared(runs: Sequence[Run], table: ProcessTable) -> tuple[RankFacts, ...]
         part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
         waits_ns = steps.later(steps.comm_wait_ns, part)
         comm_wait_s = fmean(waits_ns) / 1e9 if waits_ns and min(waits_ns) >= 0 else None
-        found.append(RankFacts(run.rank, steps.mean(part), comm_wait_s, run.standstill, table.cores(run.hello)))
+        pid = table.host_pid(run.hello)
+        limits = None if pid is None or table.memory_room(pid) is None else table.quota(pid)
+        group = limits.folder if limits else ""
+        found.append(RankFacts(run.rank, steps.mean(part), comm_wait_s, run.standstill, table.cores(run.hello), group))
     return tuple(found)

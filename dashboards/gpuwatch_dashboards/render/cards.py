@@ -172,9 +172,8 @@ def rank_table(ranks: Sequence[Run], shown: Run) -> Markup:
 
 def gpu_table(gpus: Sequence[Gpu], states: Sequence[Series], runs: Sequence[Run]) -> Markup:
     """Return a node's GPUs as a table; `states` are their shares of time (`GPU_STATES`) over the time shown."""
-    shares: dict[str, dict[str, float]] = {}
-    for uuid in {each.labels["UUID"] for each in states}:
-        shares[uuid] = shares_by("state", [each for each in states if each.labels["UUID"] == uuid])
+    uuids = {each.labels["UUID"] for each in states}
+    shares = {uuid: shares_by("state", [each for each in states if each.labels["UUID"] == uuid]) for uuid in uuids}
     return PAGES.gpus(gpus, shares, {run.run: run.name or run.run for run in runs})
 
 

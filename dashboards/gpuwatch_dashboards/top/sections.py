@@ -191,9 +191,8 @@ def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list
         sign, now = (d.swatch(gpu.state, 1), d.state_name(gpu.state)) if gpu.state else (Text(" "), "–")
         watts = f"{gpu.power_watts:.0f} W" if gpu.power_watts is not None else "–"
         drawn, held = d.bar(facts.series.gpu_shares(gpu), bars), owner(gpu, facts.runs)
-        lines.append(
-            (gpu.gpu, gpu.name, sign, now, display(gpu.utilization_ratio, "ratio"), memory_of(gpu), watts, drawn, held)
-        )
+        busy, used = display(gpu.utilization_ratio, "ratio"), memory_of(gpu)
+        lines.append((gpu.gpu, gpu.name, sign, now, busy, used, watts, drawn, held))
     return d.table(columns, lines, selected, rows)
 
 

@@ -192,18 +192,16 @@ class Machine:
 
     def reads(self, path: Path) -> bool:
         """Return whether a file of /proc can be read, or a link followed, by trying."""
-        try:
+        with contextlib.suppress(OSError):
             _ = path.readlink() if path.is_symlink() else path.read_bytes()
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def connects(self, host: str, port: int) -> bool:
-        try:
+        with contextlib.suppress(OSError):
             socket.create_connection((host, port), _CONNECT_S).close()
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def accepts(self, where: str, token: str) -> bool:
         """Return whether an agent accepts a token over TCP, within half a second."""

@@ -83,7 +83,7 @@ def test_the_tightest_quota_above_counts_with_its_own_throttling(machine: MakeMa
             "cpu.stat": "usage_usec 5\nnr_periods 200\nnr_throttled 62\n",
         },
     )
-    assert quota(folders("cpu", host.procfs, host.sysfs)) == Quota(2.5, 200, 62)
+    assert quota(folders("cpu", host.procfs, host.sysfs)) == Quota(2.5, 200, 62, f"{tmp_path}/sys/fs/cgroup")
     outcome = cores(host)
     assert outcome.status == "warning"
     assert outcome.found == "8 cores are seen, 2.5 may be used; throttled in 31% of 200 periods"
@@ -93,10 +93,10 @@ def test_the_tightest_quota_above_counts_with_its_own_throttling(machine: MakeMa
 
 def test_of_two_quotas_the_smaller_one_counts(machine: MakeMachine, tmp_path: Path) -> None:
     host = machine()
-    for inner, outer in ((2, 6), (6, 2)):
+    for inner, outer, tightest in ((2, 6, "/job"), (6, 2, "")):
         files = {"job/cpu.max": f"{inner}00000 100000\n", "cpu.max": f"{outer}00000 100000\n"}
         write(tmp_path / "sys/fs/cgroup", files)
-        assert quota(folders("cpu", host.procfs, host.sysfs)) == Quota(2.0, 0, 0)
+        assert quota(folders("cpu", host.procfs, host.sysfs)) == Quota(2.0, 0, 0, f"{tmp_path}/sys/fs/cgroup{tightest}")
 
 
 def test_a_quota_of_cgroup_version_1(machine: MakeMachine, proc: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_quota_of_cgroup_version_1(machine: MakeMachine, proc: Path, tmp_path:
         tmp_path / "sys/fs/cgroup/cpu",
         {"cpu.cfs_quota_us": "400000\n", "cpu.cfs_period_us": "100000\n", "cpu.stat": "nr_periods 0\nnr_throttled 0\n"},
     )
-    assert quota(folders("cpu", host.procfs, host.sysfs)) == Quota(4.0, 0, 0)
+    assert quota(folders("cpu", host.procfs, host.sysfs)) == Quota(4.0, 0, 0, f"{tmp_path}/sys/fs/cgroup/cpu")
     assert cores(host).found == "8 cores are seen, 4 may be used"
     write(tmp_path / "sys/fs/cgroup/cpu", {"cpu.cfs_quota_us": "-1\n"})
     assert quota(folders("cpu", host.procfs, host.sysfs)) is None
@@ -120,7 +120,7 @@ def test_each_controller_of_version_1_has_a_place_of_its_own(machine: MakeMachin
             tmp_path / "sys/fs/cgroup/cpu" / name,
             {"cpu.cfs_quota_us": f"{quota_us}\n", "cpu.cfs_period_us": "100000\n"},
         )
-    assert quota(folders("cpu", host.procfs, host.sysfs)) == Quota(3.0, 0, 0)
+    assert quota(folders("cpu", host.procfs, host.sysfs)) == Quota(3.0, 0, 0, f"{tmp_path}/sys/fs/cgroup/cpu/right")
 
 
 def test_pressure(machine: MakeMachine, proc: Path) -> None:

@@ -72,6 +72,33 @@ def test_ranks_that_are_bound_to_cores_of_their_own_share_those_of_all(bound: bo
     assert free_cores(window) == 3
 
 
+@pytest.mark.parametrize(("apart", "limited", "cores"), [(True, True, 11), (True, False, 2), (False, True, 2)])
+def test_ranks_in_pods_of_their_own_do_not_share_a_pods_limits(
+    apart: bool, limited: bool, cores: int, tmp_path: Path
+) -> None:
+    """Four pods of one GPU and 12 cores each on a node: "1 core" was said to be left for a pod's one rank."""
+    runs, procfs, sysfs = [reported(rank, 10, 10) for rank in range(4)], tmp_path / "proc", tmp_path / "sys"
+    for rank in range(4):
+        put(procfs, 4711 + rank)
+        (procfs / f"{4711 + rank}/status").write_text(
+            "Cpus_allowed_list:\t0-47\n" if limited else "Cpus_allowed_list:\t0-11\n"
+        )
+        pod = f"kubepods/pod{rank if apart else 0}"
+        (procfs / f"{4711 + rank}/cgroup").write_text(f"0::/{pod}/train\n")
+        folder = sysfs / "fs/cgroup" / pod / "train"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.max").write_text("1200000 100000\n" if limited else "max 100000\n")
+        (folder / "memory.max").write_text(f"{64 << 30}\n" if limited else "max\n")
+        (folder / "memory.current").write_text(f"{4 << 30}\n")
+    table = ProcessTable(procfs, sysfs)
+    [facts] = ranks_by_run(runs, table).values()
+    window = run_window(
+        runs[3], HostFacts(cpu_cores=64, memory_available_bytes=900 << 30), (), WorkerWatch(table), 101 * S, facts
+    )
+    assert window.host.cpu_cores == 12 and len(window.ranks) == 4
+    assert free_cores(window) == cores
+
+
 @pytest.mark.parametrize("step_s", [5, 15, 30, 60])
 def test_the_rate_of_a_few_long_steps_is_that_of_all_their_time(step_s: int, tmp_path: Path) -> None:
     """Of two steps of 30 s the time of one was counted: twice the tokens a second, and twice the MFU."""
