@@ -24,7 +24,8 @@ from gpuwatch.errors import ConfigError
 from gpuwatch_agent.access import Access, kept_token, make_context, read_web_config
 from tests.certificates import Authority
 
-HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode().replace("$2b$", "$2y$")  # as htpasswd writes it
+SALT = b"$2b$04$abcdefghijklmnopqrstuu"  # always the same, as it is in the names of tests
+HASH = bcrypt.hashpw(b"right", SALT).decode().replace("$2b$", "$2y$")  # as htpasswd writes it
 USERS = f"basic_auth_users: {{alice: '{HASH}'}}"
 TOKEN = "t" * 32
 

@@ -51,6 +51,7 @@ class WholeAgent:
     """`hear` takes frames, `tick` passes a second. `procfs` is empty: no process is visible."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, now_ns: int) -> None:
+        self.is_open = True
         self.clock = Clock(now_ns)
         monkeypatch.setattr(sampler_module, "time", self.clock)
         monkeypatch.setattr(receiver_module, "time", self.clock)
@@ -102,7 +103,8 @@ class WholeAgent:
         reader.findings(run)
 
     def close(self) -> None:
-        writer = self.sampler.writer
+        """Close it, once: the writer's thread would be waited for a minute the second time."""
+        writer, self.is_open = self.sampler.writer, False
         writer.close()
         for thread in (
             writer._thread,
