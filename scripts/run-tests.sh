@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the tests in parts, with any arguments of pytest:  scripts/run-tests.sh PYTHON [-k hook …]
-#   unit    tests/unit, which compute: in two processes, as promtool's take half of the time, with what the others leave of the processors.
+#   unit    tests/unit, which compute: two files at a time, all along with what the others leave of the processors.
 #   shared  those of the others that may share the machine: they mostly wait, so several files run at a time, also on two cores.
 #   alone   after these, those that measure time or take all cores, marked `alone`: three files at a time, as these mostly wait too;
 #           one where other programs have a processor, as a second file would take the time that the first one measures.

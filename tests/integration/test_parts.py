@@ -130,7 +130,7 @@ def test_fewer_files_at_a_time_where_other_programs_have_a_processor(tmp_path: P
             other.kill()
             other.wait()
     workers = {line.split()[3]: line.split(" -n ")[1][0] for line in done.stdout.splitlines()}
-    assert workers == {"unit": "0", "shared": "6", "alone": "1"}
+    assert workers == {"unit": "2", "shared": "6", "alone": "1"}
 
 
 @pytest.mark.parametrize("mark", ["@pytest.mark.alone", ""])
