@@ -34,8 +34,7 @@ ALICE, MALLORY = Peer(1000, 4711, "localhost:1000:1000:4711"), Peer(1001, 666, "
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WholeAgent]:
     agent = WholeAgent(tmp_path, monkeypatch, BEGIN_NS)
     yield agent
-    if agent.is_open:
-        agent.close()
+    agent.close()
 
 
 def second_of(hook: FakeHook, agent: WholeAgent) -> None:
@@ -564,7 +563,7 @@ def play(script: list[list[Any]], directory: Path) -> set[str]:
 
 CORPUS = Path(__file__).parents[2] / "fixtures/fuzz"
 FUZZ_S = float(os.environ.get("FUZZ_SECONDS", "5"))
-"""Of a processor's time. To add scripts that meet something new to the corpus, run by hand:
+"""Of processor time, in seconds. To add scripts that meet something new to the corpus, run by hand:
 
 FUZZ_SECONDS=600 FUZZ_KEEP=1 pytest tests/unit/agent/test_hostile_messages.py -k whatever
 """
@@ -578,7 +577,7 @@ def test_what_was_found_once_stays_harmless(path: Path, tmp_path: Path) -> None:
 def test_whatever_is_sent_the_page_the_history_and_an_honest_run_go_on(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Run random scripts for 5 s, or for `FUZZ_SECONDS`; one that fails is made as short as possible and kept."""
+    """Run random scripts for `FUZZ_S` of processor time; one that fails is made as short as possible and kept."""
     met: set[frozenset[str]] = set()
     number, scripts, end_s = 0, 0, time.thread_time() + FUZZ_S
 
@@ -599,7 +598,7 @@ def test_whatever_is_sent_the_page_the_history_and_an_honest_run_go_on(
         strategy = st.lists(st.lists(messages, max_size=6), min_size=2, max_size=8)
         quiet = settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         seed(number)(quiet(given(script=strategy)(look)))()
-    print(f"{scripts} scripts in {FUZZ_S:.0f} s, {len(met)} different outcomes")
+    print(f"{scripts} scripts in {FUZZ_S:.0f} s of processor time, {len(met)} different outcomes")
 
 
 def test_bit_flips_of_good_frames_stop_nothing(agent: WholeAgent) -> None:

@@ -103,7 +103,9 @@ class WholeAgent:
         reader.findings(run)
 
     def close(self) -> None:
-        """Close it, once: the writer's thread would be waited for a minute the second time."""
+        """Close it, unless a test has: its writer, which has ended, would be waited for a minute."""
+        if not self.is_open:
+            return
         writer, self.is_open = self.sampler.writer, False
         writer.close()
         for thread in (

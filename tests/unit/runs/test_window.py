@@ -16,6 +16,7 @@ from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.views import recent_view
 from gpuwatch_agent.runs.window import ranks_by_run, run_window
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
+from tests.unit.doctor.machines import write
 from tests.unit.processes.test_processes import put
 
 TABLE = ProcessTable(Path("/nowhere"))
@@ -72,30 +73,28 @@ def test_ranks_that_are_bound_to_cores_of_their_own_share_those_of_all(bound: bo
     assert free_cores(window) == 3
 
 
-@pytest.mark.parametrize(("apart", "limited", "cores"), [(True, True, 11), (True, False, 2), (False, True, 2)])
+LIMITS = {"cpu.max": "1200000 100000\n", "memory.max": f"{64 << 30}\n", "memory.current": f"{4 << 30}\n"}
+
+
+@pytest.mark.parametrize(
+    ("apart", "limits", "cores"),
+    [(True, [*LIMITS], 11), (True, ["cpu.max"], 2), (True, [], 15), (False, [*LIMITS], 2)],
+)
 def test_ranks_in_pods_of_their_own_do_not_share_a_pods_limits(
-    apart: bool, limited: bool, cores: int, tmp_path: Path
+    apart: bool, limits: list[str], cores: int, tmp_path: Path
 ) -> None:
-    """Four pods of one GPU and 12 cores each on a node: "1 core" was said to be left for a pod's one rank."""
-    runs, procfs, sysfs = [reported(rank, 10, 10) for rank in range(4)], tmp_path / "proc", tmp_path / "sys"
+    """Of four pods of one GPU and 12 cores each on a node, each had "2 cores" left in findings: 12 / 4 - 1."""
+    runs = [reported(rank, 10, 10) for rank in range(4)]
     for rank in range(4):
-        put(procfs, 4711 + rank)
-        (procfs / f"{4711 + rank}/status").write_text(
-            "Cpus_allowed_list:\t0-47\n" if limited else "Cpus_allowed_list:\t0-11\n"
-        )
+        put(tmp_path / "proc", 4711 + rank)
         pod = f"kubepods/pod{rank if apart else 0}"
-        (procfs / f"{4711 + rank}/cgroup").write_text(f"0::/{pod}/train\n")
-        folder = sysfs / "fs/cgroup" / pod / "train"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "cpu.max").write_text("1200000 100000\n" if limited else "max 100000\n")
-        (folder / "memory.max").write_text(f"{64 << 30}\n" if limited else "max\n")
-        (folder / "memory.current").write_text(f"{4 << 30}\n")
-    table = ProcessTable(procfs, sysfs)
+        about = {"status": "Cpus_allowed_list:\t0-63\n", "cgroup": f"0::/{pod}\n"}
+        write(tmp_path / f"proc/{4711 + rank}", about)
+        write(tmp_path / f"sys/fs/cgroup/{pod}", {"cpu.max": "max 100000\n", **{name: LIMITS[name] for name in limits}})
+    table = ProcessTable(tmp_path / "proc", tmp_path / "sys")
     [facts] = ranks_by_run(runs, table).values()
-    window = run_window(
-        runs[3], HostFacts(cpu_cores=64, memory_available_bytes=900 << 30), (), WorkerWatch(table), 101 * S, facts
-    )
-    assert window.host.cpu_cores == 12 and len(window.ranks) == 4
+    window = run_window(runs[3], HostFacts(cpu_cores=64), (), WorkerWatch(table), 101 * S, facts)
+    assert (window.host.cpu_cores, len(window.ranks)) == (12 if limits else 64, 4)
     assert free_cores(window) == cores
 
 
